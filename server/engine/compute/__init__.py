@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers. runner: tokens → log-probabilities (ONNX Runtime) · sampler: log-probabilities → token · threads: how many."""
