@@ -52,7 +52,10 @@ class UpdateSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateItem:
-    """Add an item after `previous_item_id` (None: at the end, `"root"`: at the front)."""
+    """Add an item after `previous_item_id` (None: at the end, `"root"`: at the front).
+
+    An item whose id is `""` is named by the session.
+    """
 
     item: Item
     previous_item_id: str | None = None
@@ -114,6 +117,13 @@ class ResetConversation:
     event_id: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeSession:
+    """Send the settings and the newest items: what a person asks to see. Changes nothing."""
+
+    event_id: str | None = None
+
+
 Command = (
     UpdateSession
     | CreateItem
@@ -123,6 +133,7 @@ Command = (
     | CancelResponse
     | Say
     | ResetConversation
+    | DescribeSession
 )
 
 
@@ -170,6 +181,16 @@ class ItemDeleted:
     """The answer to DeleteItem."""
 
     item_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionDescribed:
+    """The answer to DescribeSession: the newest items, oldest first; `event_id` is the command's own."""
+
+    session_id: str
+    settings: SessionSettings
+    items: tuple[Item, ...]
+    event_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +244,7 @@ Event = (
     | ItemAdded
     | ItemRetrieved
     | ItemDeleted
+    | SessionDescribed
     | TurnStarted
     | Delta
     | TurnFinished
