@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from server.core.errors import ServerError, error_of
 from server.core.events import Delta, SessionSettings, TurnFinished
-from server.core.ports import GenerationFinished, Generator, GenerationEvent
+from server.core.ports import GenerationEvent, GenerationFinished, Generator
 from server.core.types import (
     ContentPart,
     FinishReason,

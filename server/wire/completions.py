@@ -106,7 +106,7 @@ def decode_completion(
         raise fields.fault("n", "must be 1: ask once for each answer")
     unknown = [name for name in fields.names() if name not in _KNOWN and name not in _REFUSED]
     # As ASCII on one line: these go into a header.
-    warnings = [f"unknown field ignored: {ascii(name[:64])}" for name in unknown[:WARNINGS_MAX]]
+    warnings = [f"unknown field ignored: {name[:64]!a}" for name in unknown[:WARNINGS_MAX]]
     sampling = fields.sampling()
     max_tokens = _max_tokens(fields)
     if max_tokens is not None and max_tokens > card.context_length:
