@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers. runner: tokens → log-probabilities (ONNX Runtime) · sampler: log-probabilities → token · threads: how many."""
+"""Numbers. runner: tokens → log-probabilities (ONNX Runtime) · sampler: those → token · threads: how many."""
