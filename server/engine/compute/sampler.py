@@ -34,8 +34,9 @@ BLOCK = 256  # ids cumulated at once
 class TopLogprobs:
     """What one forward says of its rows; borrowed, valid until the runner's next forward.
 
-    `ids` and `logprobs` are sorted, the best first and the lower id first among equals; `full` holds the
-    same log-probabilities of every id. Normalised over the whole output head, padding included.
+    The arrays' rows are the slots from the forward's first row on; an idle slot between holds nothing of
+    use. `ids` and `logprobs` are sorted, the best first and the lower id first among equals; `full` holds
+    the same log-probabilities of every id. Normalised over the whole output head, padding included.
     """
 
     ids: NDArray[np.int64]  # [rows, topk]

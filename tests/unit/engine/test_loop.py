@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop over a fake model: one end for every request, and no row's fate or text depends on another's."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.core.errors import ServerError
+from server.core.types import FinishReason
+from server.engine.loop import EngineLoop
+from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.engine.sequence import Submission, TokenParams
+from tests.fakes import FakeRunner
+
+PARAMS = TokenParams(
+    temperature=0.8, top_k=0, top_p=0.95, min_p=0.0, seed=1, max_tokens=12, end_token_ids=(0, 1)
+)
+LIMITS = SchedulerLimits(
+    max_num_seqs=4,
+    max_model_len=48,
+    max_num_batched_tokens=24,
+    prefill_chunk_tokens=8,
+    queue_tokens_max=600,
+)
+
+
+def loop_of(*, faults=None, limits=LIMITS, clock=lambda: 0.0):
+    runner = FakeRunner(num_slots=limits.max_num_seqs, max_len=limits.max_model_len, faults=faults)
+    return EngineLoop(runner, Scheduler(limits), clock=clock), runner
+
+
+def submission(name, *, prompt=None, **changes):
+    """A request whose prompt and seed follow from its number."""
+    prompt = prompt or tuple(range(2 + name, 2 + name + 3 + name * 5 % 30))
+    params = replace(PARAMS, seed=name, **changes)
+    return Submission(request_id=str(name), token_ids=prompt, params=params)
+
+
+def finish(loop, outputs=None):
+    """Step until idle; return each request's tokens and its one end."""
+    outputs = {} if outputs is None else outputs
+    for _ in range(2000):
+        if not loop.has_work:
+            return outputs
+        collect(loop, outputs)
+    raise AssertionError("the loop does not end")
+
+
+def collect(loop, outputs):
+    for each in loop.step():
+        tokens, end = outputs.get(each.request_id, ((), None))
+        assert end is None, "an output after the end"
+        outputs[each.request_id] = (tokens + each.token_ids, each.reason)
+    loop.check_integrity()
+
+
+@cache
+def alone(request):
+    """What the request gets when nobody else is there."""
+    loop, _ = loop_of()
+    loop.submit(request)
+    return finish(loop)[request.request_id]
+
+
+@settings(max_examples=40)
+@given(arrivals=st.lists(st.integers(0, 6), min_size=1, max_size=14), chunk=st.sampled_from([4, 8, 16]))
+def test_text_is_the_same_alone_and_among_others(arrivals, chunk):
+    """Joining and leaving at any step, in any slot, with any chunk, changes nobody's tokens."""
+    loop, _ = loop_of(limits=replace(LIMITS, prefill_chunk_tokens=chunk))
+    outputs = {}
+    for name, num_steps in enumerate(arrivals):
+        loop.submit(submission(name))
+        for _ in range(num_steps):
+            collect(loop, outputs)
+    finish(loop, outputs)
+    assert outputs == {str(name): alone(submission(name)) for name in range(len(arrivals))}
+
+
+@pytest.mark.parametrize("num_known", [0, 1, 5, 11, 12])
+def test_a_request_goes_on_where_a_dead_engine_stopped(num_known):
+    """Tokens of an earlier run are computed as they were, not delivered again, and the same text follows."""
+    request = submission(3)
+    tokens, reason = alone(replace(request, params=replace(request.params, end_token_ids=())))
+    rest, end = alone(
+        replace(request, params=replace(request.params, end_token_ids=()), output_ids=tokens[:num_known])
+    )
+    assert (tokens[num_known:], reason) == (rest, end)
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("bad row"), float("nan"), float("-inf")])
+def test_a_faulty_row_ends_alone(fault):
+    """A row that raises or is not a number ends with engine_error; its neighbours' text is untouched."""
+    loop, _ = loop_of(faults={2 + 1: fault})
+    for name in range(4):
+        loop.submit(submission(name))
+    outputs = finish(loop)
+    assert outputs.pop("1") == ((), FinishReason.ERROR)
+    assert outputs == {str(name): alone(submission(name)) for name in (0, 2, 3)}
+
+
+def test_a_fault_names_a_code_and_holds_no_text():
+    """The error says what failed, in our words."""
+    loop, _ = loop_of(faults={3: RuntimeError("secret")})
+    loop.submit(submission(1))
+    (output,) = [each for _ in range(3) for each in loop.step()]
+    assert (output.error_code, output.reason) == ("engine_error", FinishReason.ERROR)
+    assert "secret" not in output.error_message
+    assert loop.snapshot().num_failed_forwards == 1
+
+
+def test_a_failed_move_ends_its_own_row():
+    """When a slot's copy fails, only the row that was to move is lost."""
+    loop, runner = loop_of()
+    for name in range(3):
+        loop.submit(submission(name, prompt=(5 + name, 6, 7), end_token_ids=()))
+    outputs = {}
+    collect(loop, outputs)
+    runner.copy_rows = None  # calling it raises
+    loop.cancel("0")
+    loop.cancel("1")
+    finish(loop, outputs)
+    assert [outputs[name][1] for name in "012"] == [FinishReason.CANCELLED] * 2 + [FinishReason.LENGTH]
+    loop, runner = loop_of()
+    for name in range(3):
+        loop.submit(submission(name, prompt=(5 + name, 6, 7), end_token_ids=()))
+    collect(loop, outputs := {})
+    runner.copy_rows = None
+    loop.cancel("1")
+    finish(loop, outputs)
+    assert [outputs[name][1] for name in "02"] == [FinishReason.LENGTH, FinishReason.ERROR]
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"token_ids": ()}, "input"),
+        ({"token_ids": (97,)}, "input"),
+        ({"token_ids": (-1,)}, "input"),
+        ({"token_ids": (True,)}, "input"),
+        ({"output_ids": (10**30,)}, "input"),
+        ({"params": replace(PARAMS, max_tokens=0)}, "max_tokens"),
+        ({"params": replace(PARAMS, temperature=float("nan"))}, "temperature"),
+        ({"params": replace(PARAMS, temperature=float("inf"))}, "temperature"),
+        ({"params": replace(PARAMS, temperature=-1.0)}, "temperature"),
+        ({"params": replace(PARAMS, top_p=1.1)}, "top_p"),
+        ({"params": replace(PARAMS, min_p=float("nan"))}, "min_p"),
+    ],
+)
+def test_a_bad_number_is_refused_at_the_door(changes, param):
+    """No number of a request can reach a forward unchecked."""
+    loop, _ = loop_of()
+    with pytest.raises(ServerError) as caught:
+        loop.submit(replace(submission(1), **changes))
+    assert (caught.value.code, caught.value.param) == ("invalid_value", param)
+    assert not loop.has_work
+
+
+def test_idle_steps_are_empty():
+    """Nothing to do is nothing done."""
+    loop, runner = loop_of()
+    assert (loop.step(), loop.has_work, runner.forwards) == ([], False, [])
+
+
+def test_speeds_are_measured_by_the_clock():
+    """Prompt tokens and decode steps each have their own measured speed."""
+    ticks = iter(range(10_000))
+    loop, _ = loop_of(clock=lambda: float(next(ticks)))
+    loop.submit(submission(2, end_token_ids=()))
+    finish(loop)
+    snapshot = loop.snapshot()
+    assert (snapshot.prefill_tokens_per_s, snapshot.decode_step_s) == (pytest.approx(8, abs=4), 1.0)
+    assert (snapshot.num_prompt_tokens, snapshot.num_output_tokens) == (13, 12)
+    assert snapshot.mean_service_s > 10
