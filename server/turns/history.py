@@ -25,9 +25,7 @@ class Fitted:
     num_tokens: int
 
 
-async def fit(
-    items: tuple[Item, ...], *, context_length: int, num_reserved: int, count: CountTokens
-) -> Fitted:
+async def fit(items: tuple[Item, ...], *, context_length: int, num_reserved: int, count: CountTokens) -> Fitted:
     """Drop whole oldest turns until the prompt leaves `num_reserved` tokens of the context for the answer.
 
     The reserve is a wish: a newest turn that fits the context with room for one token is sent even if it

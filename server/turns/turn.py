@@ -120,9 +120,7 @@ class Turn:
         request, settings = self._request, self._request.settings
         items = tuple(item for item in request.items if item.text or item.role is not Role.ASSISTANT)
         if settings.instructions:
-            system = Item(
-                id="instructions", role=Role.SYSTEM, parts=(ContentPart(text=settings.instructions),)
-            )
+            system = Item(id="instructions", role=Role.SYSTEM, parts=(ContentPart(text=settings.instructions),))
             items = (system, *items)
         card = self._card(settings.model)
         if settings.truncation is Truncation.AUTO:

@@ -242,14 +242,10 @@ class Session:
             self._conversation.check_room(1)
         return self._start(command, settings, items)
 
-    def _start(
-        self, command: StartResponse, settings: SessionSettings, items: tuple[Item, ...]
-    ) -> Effects:
+    def _start(self, command: StartResponse, settings: SessionSettings, items: tuple[Item, ...]) -> Effects:
         """Start a turn that nothing refuses any more."""
         is_out_of_band = command.is_out_of_band
-        turn = OpenTurn(
-            id=self._new_id("resp"), item_id=self._new_id("item"), is_out_of_band=is_out_of_band
-        )
+        turn = OpenTurn(id=self._new_id("resp"), item_id=self._new_id("item"), is_out_of_band=is_out_of_band)
         previous = None
         if not is_out_of_band:
             answer = Item(id=turn.item_id, role=Role.ASSISTANT, parts=(), status=ItemStatus.IN_PROGRESS)
@@ -278,9 +274,7 @@ class Session:
             is_whole = event.reason in (FinishReason.STOP, FinishReason.TOOL_CALLS)
             status = ItemStatus.COMPLETED if is_whole else ItemStatus.INCOMPLETE
             parts = (ContentPart(text=event.text),)
-            self._conversation.finish(
-                Item(id=turn.item_id, role=Role.ASSISTANT, parts=parts, status=status)
-            )
+            self._conversation.finish(Item(id=turn.item_id, role=Role.ASSISTANT, parts=parts, status=status))
         return () if self._is_closed else (Emit(event=event),)
 
     def _cancel(self, command: CancelResponse) -> Effects:
@@ -346,9 +340,7 @@ class Session:
         return item if item.id else replace(item, id=self._new_id("item"))
 
     def _described(self, event_id: str | None) -> SessionDescribed:
-        items = self._conversation.newest(
-            num_items_max=DESCRIBED_ITEMS_MAX, bytes_max=DESCRIBED_BYTES_MAX
-        )
+        items = self._conversation.newest(num_items_max=DESCRIBED_ITEMS_MAX, bytes_max=DESCRIBED_BYTES_MAX)
         return SessionDescribed(
             session_id=self.session_id, settings=self._settings, items=items, event_id=event_id
         )

@@ -29,6 +29,4 @@ class RealtimeCodec:
 
     def encode(self, event: Event) -> list[str]:
         """Spell one event as server events."""
-        return [
-            dump_text({"event_id": self._new_id("event"), **frame}) for frame in self._frames.frames(event)
-        ]
+        return [dump_text({"event_id": self._new_id("event"), **frame}) for frame in self._frames.frames(event)]
