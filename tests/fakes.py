@@ -59,7 +59,8 @@ class FakeGenerator:
 
     `is_held` makes each step wait for a `release()`; `is_deaf` loses every cancel, as a real generator does
     before it knows a request. A token is a character; each item costs one more, and so does the mark that
-    asks for an answer. `running` holds the ids being answered, `requests` all that were made.
+    asks for an answer. `running` holds the ids being answered, `requests` all that were made, and
+    `has_started` is set by the first of them.
     """
 
     def __init__(self, *steps, reason=FinishReason.STOP, context_length=512, is_held=False, is_deaf=False):
@@ -68,6 +69,7 @@ class FakeGenerator:
                                 fingerprint="fp_1"),)  # fmt: skip
         self.requests, self.running, self.cancelled, self.num_counts = [], set(), set(), 0
         self._num_permits, self._has_news = 0, asyncio.Event()
+        self.has_started = asyncio.Event()
 
     def release(self, num_steps=1):
         """Let held requests go on by this many steps together."""
@@ -77,6 +79,7 @@ class FakeGenerator:
     async def generate(self, request):
         self.requests.append(request)
         self.running.add(request.id)
+        self.has_started.set()
         num_pieces = 0
         try:
             for step in (*self.steps, None):

@@ -35,8 +35,9 @@ async def fit(items: tuple[Item, ...], *, context_length: int, num_reserved: int
         ServerError: `context_length_exceeded`, with both numbers, when the system items and the newest
             turn alone leave no room for one token.
     """
+    room = context_length - max(1, num_reserved)
     whole = await count(items)
-    if whole <= context_length - num_reserved:
+    if whole <= room:
         return Fitted(items=items, num_dropped=0, num_tokens=whole)
     starts = _turn_starts(items)
     # Smallest number of dropped turns that fits: the count falls as turns go, so bisection finds it.
@@ -46,7 +47,7 @@ async def fit(items: tuple[Item, ...], *, context_length: int, num_reserved: int
         middle = (low + high) // 2
         kept = _without_turns(items, starts[middle])
         num_tokens = await count(kept)
-        if num_tokens <= context_length - num_reserved:
+        if num_tokens <= room:
             best = Fitted(items=kept, num_dropped=len(items) - len(kept), num_tokens=num_tokens)
             high = middle - 1
         else:

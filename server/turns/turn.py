@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from server.core.errors import ServerError, error_of
 from server.core.events import Delta, SessionSettings, TurnFinished
-from server.core.ports import GenerationEvent, GenerationFinished, Generator
+from server.core.ports import GenerationEvent, GenerationFinished, Generator, TextDelta
 from server.core.types import (
     ContentPart,
     FinishReason,
@@ -65,6 +65,7 @@ class Turn:
     def __init__(self, request: TurnRequest, generator: Generator) -> None:
         self._request = request
         self._generator = generator
+        self._stream: AsyncIterator[GenerationEvent] | None = None
         self._pieces: list[str] = []
         self._num_chars = 0
         self._num_dropped = 0
@@ -90,31 +91,27 @@ class Turn:
 
     async def events(self) -> AsyncGenerator[Delta | TurnFinished, None]:
         """Yield the text as it comes, then the one end."""
-        stream: AsyncIterator[GenerationEvent] | None = None
-        end: GenerationFinished | ServerError | None = None
         try:
-            while end is None and not (stream is None and self._is_cancelled):
-                try:
-                    if stream is None:
-                        stream = await self._open()
-                        continue
-                    event = await self._bounded(anext(stream))
-                except Exception as error:  # noqa: BLE001 - a turn never raises, whatever its generator does
-                    end = self._fault_of(error)
-                    continue
-                if isinstance(event, GenerationFinished):
-                    end = event
-                elif event.text:
+            while isinstance(event := await self._next(), TextDelta):
+                if event.text:
                     yield self._delta_of(event.text)
         finally:
-            if stream is not None:
-                await _close(stream)
-        yield self._finished(end)
+            await self._close()
+        yield self._finished(event)
 
-    async def _open(self) -> AsyncIterator[GenerationEvent] | None:
-        """Build the prompt and start generating; None when cancelled meanwhile."""
-        prompt = await self._bounded(self._prompt())
-        return None if self._is_cancelled else self._generator.generate(prompt)
+    async def _next(self) -> GenerationEvent | ServerError:
+        """The next piece or the end of the generation; a fault is a value here."""
+        try:
+            if self._stream is None:
+                request = None if self._is_cancelled else await self._bounded(self._prompt())
+                if request is None or self._is_cancelled:
+                    return self._cancelled()
+                self._stream = self._generator.generate(request)
+            return await self._bounded(anext(self._stream))
+        except ServerError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - a turn never raises, whatever its generator does
+            return self._fault_of(error)
 
     async def _prompt(self) -> GenerationRequest:
         request, settings = self._request, self._request.settings
@@ -164,27 +161,30 @@ class Turn:
         self._num_chars += len(text)
         return delta
 
-    def _fault_of(self, error: Exception) -> ServerError | None:
-        if isinstance(error, ServerError):
-            return error
+    def _fault_of(self, error: Exception) -> GenerationEvent | ServerError:
+        if isinstance(error, TimeoutError) and self._is_cancelled:
+            return self._cancelled()
         if isinstance(error, StopAsyncIteration):
             return error_of("internal_error", "the answer stopped without an end")
-        if not (isinstance(error, TimeoutError) and self._is_cancelled):
-            _log.error("turn_failed", exc_info=error)
+        _log.error("turn_failed", exc_info=error)
         return error_of("internal_error", "the server failed while answering")
 
-    def _finished(self, end: GenerationFinished | ServerError | None) -> TurnFinished:
-        usage = Usage(input_tokens=self._num_prompt_tokens, output_tokens=len(self._pieces))
+    def _cancelled(self) -> GenerationFinished:
+        """The end of a generation that gave none itself."""
+        return GenerationFinished(reason=FinishReason.CANCELLED, usage=self._known_usage())
+
+    def _known_usage(self) -> Usage:
+        """What was counted before, and one token at least for each piece that was sent."""
+        return Usage(input_tokens=self._num_prompt_tokens, output_tokens=len(self._pieces))
+
+    def _finished(self, end: GenerationFinished | ServerError) -> TurnFinished:
         error: ServerError | None = None
-        if isinstance(end, GenerationFinished):
-            reason, usage = end.reason, end.usage
-        elif end is not None and not self._is_cancelled:
-            reason, error = FinishReason.ERROR, end
+        if isinstance(end, ServerError):
+            reason, usage, error = FinishReason.ERROR, self._known_usage(), end
         else:
-            # No usage came: what was counted, and one token at least for each piece that was sent.
-            reason = FinishReason.CANCELLED
+            reason, usage = end.reason, end.usage
         if self._is_cancelled:
-            reason = FinishReason.CANCELLED
+            reason, error = FinishReason.CANCELLED, None
         elif reason is FinishReason.ERROR and error is None:
             error = error_of("engine_error", "the model failed while answering")
         return TurnFinished(
@@ -196,9 +196,12 @@ class Turn:
             num_dropped_items=self._num_dropped,
         )
 
-
-async def _close(stream: AsyncIterator[GenerationEvent]) -> None:
-    """Closing a generation early is what cancels it; one that cannot be closed has nothing to stop."""
-    aclose = getattr(stream, "aclose", None)
-    if aclose is not None:
-        await aclose()
+    async def _close(self) -> None:
+        """Closing a generation early is what cancels it; one that cannot be closed has nothing to stop."""
+        aclose = getattr(self._stream, "aclose", None)
+        if aclose is None:
+            return
+        try:
+            await aclose()
+        except Exception:  # noqa: BLE001 - the turn has its end already, and never raises
+            _log.exception("generation_close_failed")
