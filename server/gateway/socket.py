@@ -20,6 +20,7 @@ from server.core.errors import (
     CLOSE_BAD_REQUEST,
     CLOSE_SERVER_ERROR,
     CLOSE_SLOW,
+    CLOSE_TRY_LATER,
     Close,
     ServerError,
     error_of,
@@ -241,7 +242,7 @@ async def _send(websocket: WebSocket, frames: list[str]) -> None:
 
 async def _turn_away(websocket: WebSocket, codec: Codec, error: ServerError) -> int:
     """Refuse after the handshake, where browsers can read why."""
-    close = CLOSE_BAD_REQUEST if not error.is_retryable else CLOSE_SERVER_ERROR
+    close = CLOSE_TRY_LATER if error.is_retryable else CLOSE_BAD_REQUEST
     await _send(websocket, codec.encode(Failed(error=error)))
     await websocket.close(close.code, close.reason)
     return close.code
