@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's graph: a batch of slots, each with any number of new tokens, in; the next token's odds out.
+
+Inputs
+    input_ids              int64 [rows, tokens]   right-padded
+    query_seqlens          int32 [rows]           new tokens of each row, 0 for an idle row
+    seqlens_k              int32 [rows]           tokens of the row after this run, minus 1
+    total_sequence_length  int32 []               the largest total
+    positions              int64 [rows, picks]    which new tokens get odds
+    past.{i}.key, .value   float [rows, kv_heads, max_len, head_dim]
+Outputs
+    topk_logprobs, topk_ids  [rows, picks, topk]  sorted, most likely first
+    logprobs                 [rows, picks, vocab] natural logarithms, whole row
+    present.{i}.key, .value                       to be bound to the past's own memory
+
+Rows never see each other: every product quantises each row by itself and attention reads its own slot, so
+a row's bits are the same alone or in any company.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from onnx import TensorProto
+
+from server.models.graph import rope
+from server.models.graph.families import FAMILIES
+from server.models.graph.writer import CONTRIB, GraphWriter
+from server.models.package import GraphShape
+from server.models.quantize import Products
+from server.models.readers.checkpoint import Checkpoint, CheckpointError, FloatArray, PackedWeight
+
+TOPK = 64  # top_k and top_p rarely reach further; a request that does fetches the whole row
+
+Progress = Callable[[int, int], None]
+Weights = Callable[[str], FloatArray]
+
+
+def build_graph(
+    checkpoint: Checkpoint,
+    writer: GraphWriter,
+    quantization: str,
+    scales: Mapping[str, FloatArray],
+    tick: Progress,
+) -> GraphShape:
+    """Lay the whole decoder into `writer` and return its shape; the caller saves.
+
+    `scales` are the channel scales of `models.calibrate`, by the name of the product that they serve.
+    `tick(done, total)` is called after each layer.
+
+    Raises:
+        CheckpointError: a tensor is missing or of a wrong shape, or the rope scaling is not known.
+    """
+    return _Decoder(checkpoint, writer, quantization, scales).build(tick)
+
+
+class _Decoder:
+    def __init__(
+        self, checkpoint: Checkpoint, writer: GraphWriter, quantization: str, scales: Mapping[str, FloatArray]
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.config = checkpoint.config
+        self.writer = writer
+        has_grid = checkpoint.packed("model.layers.0.mlp.down_proj.weight") is not None
+        self.products = Products(writer, quantization, rounds_to_4_bits=not has_grid)
+        self.scales = scales
+
+    def build(self, tick: Progress) -> GraphShape:
+        config, writer = self.config, self.writer
+        self._inputs()
+        cosine, sine = rope.tables(config)
+        writer.tensor("rope.cos", cosine)
+        writer.tensor("rope.sin", sine)
+        embedding = self.checkpoint.tensor("model.embed_tokens.weight")
+        residual = writer.node("Gather", [writer.tensor("embed.weight", embedding), "input_ids"], ["embed.out"])
+        normed = writer.node(
+            "SimplifiedLayerNormalization",
+            [residual, self._norm(0, "input_layernorm", "qkv")],
+            ["layers.0.normed"],
+            epsilon=config.norm_eps,
+            axis=-1,
+            stash_type=1,
+        )
+        for layer in range(config.num_layers):
+            residual, normed = self._layer(layer, residual, normed)
+            tick(layer + 1, config.num_layers + 1)
+        vocab_size, topk = self._head(normed, embedding)
+        tick(config.num_layers + 1, config.num_layers + 1)
+        return GraphShape(
+            num_layers=config.num_layers,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            hidden_size=config.hidden_size,
+            vocab_size=vocab_size,
+            context_length=config.context_length,
+            topk=topk,
+        )
+
+    def _inputs(self) -> None:
+        writer = self.writer
+        writer.input("input_ids", TensorProto.INT64, ["rows", "tokens"])
+        writer.input("query_seqlens", TensorProto.INT32, ["rows"])
+        writer.input("seqlens_k", TensorProto.INT32, ["rows"])
+        writer.input("total_sequence_length", TensorProto.INT32, [])
+        writer.input("positions", TensorProto.INT64, ["rows", "picks"])
+
+    def _layer(self, layer: int, residual: str, normed: str) -> tuple[str, str]:
+        """One block: attention and gated MLP, each followed by its fused add-and-normalise."""
+        writer, name = self.writer, f"layers.{layer}"
+        attended = self._attention(layer, normed)
+        output = self._product(f"{name}.o", attended, [f"{name}.self_attn.o_proj"])
+        residual, normed = self._add_norm(
+            f"{name}.mid", residual, output, self._norm(layer, "post_attention_layernorm", "gate_up")
+        )
+        gate = self._product(f"{name}.gate", normed, [f"{name}.mlp.gate_proj"], serves=f"{name}.gate_up")
+        up = self._product(f"{name}.up", normed, [f"{name}.mlp.up_proj"], serves=f"{name}.gate_up")
+        active = writer.node("QuickGelu", [gate], [f"{name}.active"], domain=CONTRIB, alpha=1.0)
+        gated = writer.node("Mul", [active, up], [f"{name}.gated"])
+        output = self._product(f"{name}.down", gated, [f"{name}.mlp.down_proj"])
+        is_last = layer + 1 == self.config.num_layers
+        weight = self._final_norm() if is_last else self._norm(layer + 1, "input_layernorm", "qkv")
+        return self._add_norm(f"{name}.end", residual, output, weight)
+
+    def _attention(self, layer: int, normed: str) -> str:
+        """Grouped-query attention with rotation, over the slot's own length."""
+        config, writer, name = self.config, self.writer, f"layers.{layer}"
+        qkv = self._product(f"{name}.qkv", normed, [f"{name}.self_attn.{part}_proj" for part in "qkv"])
+        shape: list[str | int] = ["rows", config.num_kv_heads, "max_len", config.head_dim]
+        for kind in ("key", "value"):
+            writer.input(f"past.{layer}.{kind}", TensorProto.FLOAT, shape)
+            writer.output(f"present.{layer}.{kind}", TensorProto.FLOAT, shape)
+        past = [f"past.{layer}.key", f"past.{layer}.value"]
+        lengths = ["seqlens_k", "total_sequence_length"]
+        return writer.node(
+            "GroupQueryAttention",
+            [qkv, "", "", *past, *lengths, "rope.cos", "rope.sin", *[""] * 7, "query_seqlens"],
+            [f"{name}.attended", f"present.{layer}.key", f"present.{layer}.value"],
+            domain=CONTRIB,
+            num_heads=config.num_heads,
+            kv_num_heads=config.num_kv_heads,
+            do_rotary=1,
+            rotary_interleaved=0,
+        )
+
+    def _head(self, normed: str, embedding: FloatArray) -> tuple[int, int]:
+        """The picked positions' odds; returns the rows of the head and the width of the top-k."""
+        writer = self.writer
+        places = writer.node("Unsqueeze", ["positions", writer.tensor("last_axis", np.array([-1]))], ["places"])
+        picked = writer.node("GatherND", [normed, places], ["picked"], batch_dims=1)
+        weight = self._head_weight(embedding)
+        packed = (
+            self.checkpoint.packed("lm_head.weight") if "lm_head.weight" in self.checkpoint.names() else None
+        )
+        logits = self.products.add("head", picked, weight, packed)
+        odds = writer.node("LogSoftmax", [logits], ["logprobs"], axis=-1)
+        topk = min(TOPK, len(weight))
+        count = writer.tensor("topk", np.array([topk]))
+        writer.node("TopK", [odds, count], ["topk_logprobs", "topk_ids"], axis=-1)
+        writer.output("topk_logprobs", TensorProto.FLOAT, ["rows", "picks", topk])
+        writer.output("topk_ids", TensorProto.INT64, ["rows", "picks", topk])
+        writer.output("logprobs", TensorProto.FLOAT, ["rows", "picks", len(weight)])
+        return len(weight), topk
+
+    def _head_weight(self, embedding: FloatArray) -> FloatArray:
+        """The output head: its own when the model is untied, the embedding when it is tied."""
+        tied = self.config.tie_word_embeddings
+        has_own = "lm_head.weight" in self.checkpoint.names()
+        if tied is None:
+            tied = FAMILIES[self.config.family].ties_by_default and not has_own
+        if tied:
+            return embedding
+        if not has_own:
+            raise CheckpointError("the model is not tied but has no lm_head.weight: the file is incomplete")
+        return self.checkpoint.tensor("lm_head.weight")
+
+    def _add_norm(self, name: str, residual: str, added: str, weight: str) -> tuple[str, str]:
+        """Return the new residual stream and its normalised form, made by one node."""
+        outputs = [f"{name}.normed", "", "", f"{name}.residual"]
+        self.writer.node(
+            "SkipSimplifiedLayerNormalization",
+            [residual, added, weight],
+            outputs,
+            domain=CONTRIB,
+            epsilon=self.config.norm_eps,
+        )
+        return outputs[3], outputs[0]
+
+    def _norm(self, layer: int, role: str, serves: str) -> str:
+        """A norm weight, divided by the channel scales of the products that it feeds."""
+        name = f"layers.{layer}.{role}"
+        weight = self.checkpoint.tensor(f"model.{name}.weight")
+        scale = self.scales.get(f"layers.{layer}.{serves}")
+        return self.writer.tensor(name, weight if scale is None else weight / scale)
+
+    def _final_norm(self) -> str:
+        return self.writer.tensor("norm", self.checkpoint.tensor("model.norm.weight"))
+
+    def _product(self, name: str, x: str, sources: list[str], serves: str | None = None) -> str:
+        """Multiply `x` by the transposed weights of `sources`, laid side by side."""
+        parts = [self._weight(source, serves or name) for source in sources]
+        packed = [self.checkpoint.packed(f"model.{source}.weight") for source in sources]
+        return self.products.add(name, x, np.concatenate(parts), _join(packed))
+
+    def _weight(self, source: str, serves: str) -> FloatArray:
+        """One weight with channel scales folded in: columns take what the input lost, rows give theirs."""
+        weight = self.checkpoint.tensor(f"model.{source}.weight")
+        columns = self.scales.get(serves)
+        if columns is not None:
+            weight = weight * columns
+        layer = serves.rpartition(".")[0]
+        if source.endswith("v_proj"):
+            rows = self.scales.get(f"{layer}.v")
+        else:
+            rows = self.scales.get(f"{layer}.down") if source.endswith("up_proj") else None
+        return weight if rows is None else weight / rows[:, None]
+
+
+def _join(parts: list[PackedWeight | None]) -> PackedWeight | None:
+    whole = [part for part in parts if part is not None]
+    if len(whole) != len(parts):
+        return None
+    return PackedWeight(
+        bits=whole[0].bits,
+        values=np.concatenate([part.values for part in whole]),
+        scales=np.concatenate([part.scales for part in whole]),
+        minimums=np.concatenate([part.minimums for part in whole]),
+    )
