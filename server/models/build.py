@@ -117,6 +117,7 @@ def _manifest(
         shape=shape,
         num_tokens=min(text.num_tokens, shape.vocab_size),
         bos_token_id=text.bos_token_id,
+        eos_token_id=text.eos_token_id,
         adds_bos=text.adds_bos,
         end_token_ids=text.end_token_ids,
         files=files,

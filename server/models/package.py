@@ -76,6 +76,7 @@ class Manifest:
     shape: GraphShape
     num_tokens: int
     bos_token_id: int | None
+    eos_token_id: int | None
     adds_bos: bool
     end_token_ids: tuple[int, ...]
     files: Mapping[str, FileEntry]

@@ -85,14 +85,14 @@ class ReferenceModel:
             value = np.concatenate([self._values[layer], value])
         self._keys[layer], self._values[layer] = key, value
         group = heads // kv_heads
-        key, value = key.repeat(group, axis=1), value.repeat(group, axis=1)
-        scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(np.float32(dim))
+        keys, values = key.repeat(group, axis=1), value.repeat(group, axis=1)  # [past + tokens, heads, dim]
+        scores = query.swapaxes(0, 1) @ keys.transpose(1, 2, 0) / np.sqrt(np.float32(dim))
         places = np.arange(len(key))[None, :] > (self.num_tokens + np.arange(count))[:, None]
         scores = np.where(places[None], np.float32(-np.inf), scores)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        attended: FloatArray = np.einsum("hqk,khd->qhd", weights, value).reshape(count, heads * dim)
-        return attended
+        attended: FloatArray = weights @ values.swapaxes(0, 1)  # [heads, tokens, dim]
+        return attended.swapaxes(0, 1).reshape(count, heads * dim)
 
     def _rotate(self, x: FloatArray) -> FloatArray:
         """Rotate pairs (i, i + dim / 2) of [tokens, heads, dim] by position."""

@@ -61,13 +61,15 @@ class PackedWeight:
 class TextFiles:
     """Everything about text: contents for tokenizer.json, the chat template, and which ids mean what.
 
-    `end_token_ids` is the union of all that the source names as an end of turn or text. `adds_bos` tells
-    that the tokenizer itself, not the template, puts `bos_token_id` in front.
+    `end_token_ids` is the union of all that the source names as an end of turn or text; `eos_token_id` is the
+    one that its template calls `eos_token`. `adds_bos` tells that the tokenizer itself, not the template,
+    puts `bos_token_id` in front.
     """
 
     tokenizer_json: str
     chat_template: str | None
     bos_token_id: int | None
+    eos_token_id: int | None
     end_token_ids: tuple[int, ...]
     num_tokens: int
     adds_bos: bool = False

@@ -85,6 +85,7 @@ def text_from_gguf(metadata: Mapping[str, Any], where: str) -> TextFiles:
         tokenizer_json=tokenizer.to_str(),
         chat_template=metadata.get("tokenizer.chat_template"),
         bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
+        eos_token_id=metadata.get("tokenizer.ggml.eos_token_id"),
         end_token_ids=_end_ids(ends, control),
         num_tokens=len(tokens),
         adds_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", kind == "llama")),
@@ -110,16 +111,15 @@ def text_from_folder(folder: Path, config: Mapping[str, Any]) -> TextFiles:
     control = {
         token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special
     }
-    named = [config.get("eos_token_id"), generation.get("eos_token_id")]
-    eos = _content(settings.get("eos_token"))
-    if eos is not None:
-        named.append(tokenizer.token_to_id(eos))
+    eos = tokenizer.token_to_id(_content(settings.get("eos_token")) or "")
+    named = [eos, config.get("eos_token_id"), generation.get("eos_token_id")]
     bos = config.get("bos_token_id", generation.get("bos_token_id"))
     starts = tokenizer.encode("a", add_special_tokens=True).ids[:1]
     return TextFiles(
         tokenizer_json=source,
         chat_template=_folder_template(folder, settings),
         bos_token_id=bos if isinstance(bos, int) else None,
+        eos_token_id=next(iter(_end_ids(named, {})), None) if eos is None else eos,
         end_token_ids=_end_ids(named, control),
         num_tokens=max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1,
         adds_bos=starts == [bos],
