@@ -142,8 +142,7 @@ class LiveSession:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._arm()
         self._has_news.set()
 
     def snapshot(self) -> LiveSnapshot:

@@ -102,6 +102,15 @@ async def test_a_long_conversation_needs_few_counts():
     assert found.num_tokens + 22 > 250, "one more turn would have fitted"
 
 
+@pytest.mark.parametrize("num_kept", range(1, 12))
+async def test_no_turn_more_than_needed_is_dropped(num_kept):
+    """At every depth."""
+    words = [word for number in range(12) for word in (f"u{number}", "a0")]
+    kept = words[-2 * num_kept :]
+    size = await Counter()(conversation(*kept))
+    assert kept == await fitted(*words, context=size + 1)
+
+
 WORDS = st.lists(st.tuples(st.sampled_from("suat"), st.integers(0, 30)), max_size=30)
 
 

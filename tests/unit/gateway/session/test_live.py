@@ -205,6 +205,16 @@ async def test_a_client_that_catches_up_stays():
         client.live.receive(RetrieveItem(item_id="nobody"))
         await client.until(Failed)
         assert client.live.close_reason is None
+        assert client.live._timer is None
+
+
+async def test_closing_puts_the_timer_away():
+    """Nothing of a session is left on the loop."""
+    async with Client(FakeGenerator(), outbox_bytes_max=1_000) as client:
+        client.live.receive(DescribeSession())
+        assert client.live._timer is not None
+        await client.live.close()
+        assert client.live._timer is None
 
 
 async def test_a_mistake_of_ours_ends_this_socket_alone(monkeypatch):

@@ -111,6 +111,15 @@ def test_a_failed_turn_closes_its_parts_and_tells_why():
     assert {"type": "failed", "error": wanted} == done["response"]["status_details"]
 
 
+def test_an_ended_turn_is_forgotten():
+    """A connection that lives for days holds its open turns only."""
+    encoder = EventFrames()
+    for event in (CREATED, *turn()):
+        encoder.frames(event)
+    with pytest.raises(KeyError):
+        encoder.frames(Delta(turn_id="resp_1", index=2, text="c"))
+
+
 def test_usage_and_truncation_are_told():
     """Cached tokens stand where the client's type has them; dropped items as a field of their own."""
     response = frames_of(started(), finished(text="", num_dropped_items=4))[-1]["response"]
