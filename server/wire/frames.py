@@ -26,7 +26,7 @@ SSE_DONE = b"data: [DONE]\n\n"
 SSE_COMMENT = b": keep-alive\n\n"
 
 
-class DecodeFault(Exception):  # noqa: N818 - a fault of the client's, in the words of core.errors
+class DecodeFault(Exception):
     """A message that is no command. `event_id` is the client's own name for it, if one could be read."""
 
     def __init__(self, error: ServerError, event_id: str | None = None) -> None:
