@@ -35,6 +35,8 @@ from server.engine.sequence import (
     Submission,
 )
 
+__all__ = ["Scheduler", "SchedulerLimits", "SchedulerSnapshot"]
+
 FORWARD_TOKENS_MIN = 16  # a forward's fixed cost is worth about as many tokens: charge a chunk at least these
 PADDING_MAX = 1.25  # rows of unlike length share a forward while padding adds at most a quarter
 SERVICE_WEIGHT = 0.2  # of the newest sample in the mean time that a request holds its slot
