@@ -11,6 +11,7 @@ front of the first user turn; a template that wants alternating roles gets neigh
 """
 
 import re
+import threading
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -80,7 +81,7 @@ class ChatTemplate:
         self._adds_bos = manifest.adds_bos
         self._marks = _pattern(tokenizer.control)
         self._unsafe = _pattern([*tokenizer.control, OPEN, SHUT])
-        self._budget = 0
+        self._budget = threading.local()  # loops left for the prompt that this thread renders
         self._variables = {
             "bos_token": tokenizer.token(manifest.bos_token_id),
             "eos_token": tokenizer.token(manifest.eos_token_id),
@@ -191,7 +192,7 @@ class ChatTemplate:
         return jinja2.Template.from_code(sandbox, sandbox.compile(tree), sandbox.globals)
 
     def _render(self, messages: list[Message]) -> str:
-        self._budget = LOOPS_MAX
+        self._budget.loops = LOOPS_MAX
         pieces, length = [], 0
         try:
             for piece in self._template.generate(messages=messages, **self._variables):
@@ -214,8 +215,8 @@ class ChatTemplate:
     def _bounded(self, values: Iterable[Any]) -> list[Any]:
         """Give out what a loop walks over while the prompt's budget lasts, as a list: `loop.length` works."""
         counted = list(values)
-        self._budget -= len(counted)
-        if self._budget < 0:
+        self._budget.loops -= len(counted)
+        if self._budget.loops < 0:
             raise TemplateFault("the template loops too often")
         return counted
 
