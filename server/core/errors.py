@@ -143,7 +143,7 @@ def _rebuild(
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """How a socket ends. 1001, 1006, 1011–1013 and 4000–4499 ask the client to reconnect; the rest are final."""
+    """How a socket ends. 1001, 1006, 1011–1013, 4000–4499 ask the client to reconnect; the rest are final."""
 
     code: int
     reason: str

@@ -9,7 +9,7 @@ Order that a session keeps, and every codec relies on:
     an item's ItemAdded before its ItemDone; a Failed answers the command whose `event_id` it carries.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from server.core.errors import ServerError
 from server.core.types import FinishReason, Item, SamplingParams, Truncation, Usage
@@ -21,7 +21,7 @@ class SessionSettings:
 
     model: str
     instructions: str = ""
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     truncation: Truncation = Truncation.AUTO
 
 
