@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queue: bounded, honest about when to come back, and fair between tenants."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.core.errors import ServerError
+from server.engine.admission import AdmissionQueue, Rates, SchedulerLimits
+from server.engine.sequence import Sequence, Submission, TokenParams
+
+LIMITS = SchedulerLimits(queue_max=4, queue_tokens_max=2048, max_num_seqs=2)
+PARAMS = TokenParams(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, max_tokens=50, end_token_ids=())
+
+
+def sequence(name, *, tenant="", num_tokens=100, deadline=9.0):
+    request = Submission(
+        request_id=str(name), token_ids=(1,) * num_tokens, params=PARAMS, tenant=tenant
+    )
+    return Sequence(
+        submission=request,
+        order=0,
+        added_at=0.0,
+        deadline=deadline,
+        num_tokens_max=9999,
+        token_ids=[*request.token_ids],
+    )
+
+
+def queue_of(*sequences):
+    queue = AdmissionQueue()
+    for each in sequences:
+        queue.push(each)
+    queue.check_integrity()
+    return queue
+
+
+def drain(queue):
+    """Pop everyone; return tenants in order."""
+    order = []
+    while len(queue):
+        order.append(queue.pop().submission.tenant)
+        queue.check_integrity()
+    return order
+
+
+def test_first_come_first_served_within_a_tenant():
+    """Whatever their length, requests of one tenant keep their order."""
+    queue = queue_of(*(sequence(name, num_tokens=size) for name, size in enumerate([900, 1, 300])))
+    assert [queue.pop().request_id for _ in range(3)] == ["0", "1", "2"]
+
+
+def test_a_flood_does_not_double_anothers_wait():
+    """Ten requests behind a hundred of somebody else are all served among the first twenty-one."""
+    flood = [sequence(f"a{n}", tenant="a") for n in range(100)]
+    order = drain(queue_of(*flood, *(sequence(f"b{n}", tenant="b") for n in range(10))))
+    assert [at for at, tenant in enumerate(order) if tenant == "b"][-1] <= 20
+
+
+def test_tokens_are_shared_and_not_requests():
+    """A tenant of long prompts gets as many tokens as one of short prompts, so fewer requests."""
+    long = [sequence(f"a{n}", tenant="a", num_tokens=950) for n in range(20)]
+    short = [sequence(f"b{n}", tenant="b", num_tokens=50) for n in range(200)]
+    order = drain(queue_of(*long, *short))[:55]
+    assert order.count("a") == pytest.approx(5, abs=1)
+
+
+@given(
+    sizes=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 2000)), min_size=1, max_size=40),
+    gone=st.sets(st.integers(0, 39)),
+)
+def test_everyone_leaves_once_and_nobody_waits_for_ever(sizes, gone):
+    """Popped or gone, each leaves exactly once; while a tenant waits no other gets much more than it."""
+    everyone = [sequence(n, tenant=tenant, num_tokens=size) for n, (tenant, size) in enumerate(sizes)]
+    queue = queue_of(*everyone)
+    left = []
+    for n in sorted(gone & set(range(len(everyone)))):
+        queue.remove(everyone[n])
+        left.append(everyone[n])
+    served = dict.fromkeys("abcd", 0)
+    waiting = {each.submission.tenant for each in queue}
+    while len(queue):
+        each = queue.pop()
+        left.append(each)
+        served[each.submission.tenant] += len(each.token_ids) + 50
+        waiting &= {other.submission.tenant for other in queue}
+        spread = [served[tenant] for tenant in waiting]
+        assert not spread or max(spread) - min(spread) <= 2 * (2050 + 128)
+        queue.check_integrity()
+    assert sorted(map(id, left)) == sorted(map(id, everyone))
+
+
+def test_only_the_late_expire():
+    """At a deadline those who reached it leave, whichever tenant's they are."""
+    queue = queue_of(
+        sequence("x", deadline=1.0), sequence("y", tenant="b", deadline=3.0), sequence("z", deadline=2.0)
+    )
+    assert queue.expire(0.9) == []
+    assert [each.request_id for each in queue.expire(2.0)] == ["x", "z"]
+    assert [each.request_id for each in queue.expire(3.0)] == ["y"]
+    queue.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("service_s", "rates", "expected_ms"),
+    [
+        (0.0, Rates(), 1000),
+        (0.0, Rates(prefill_tokens_per_s=200.0), 2000),
+        (3.0, Rates(prefill_tokens_per_s=200.0), 1500),
+        (0.001, Rates(), 100),
+        (9999.0, Rates(), 60_000),
+    ],
+)
+def test_a_full_queue_says_when_to_come_back(service_s, rates, expected_ms):
+    """The retry time is when a place should come free by what was measured, within bounds."""
+    queue = queue_of(*(sequence(n) for n in range(4)))
+    with pytest.raises(ServerError) as caught:
+        queue.refuse_overload(sequence("x").submission, LIMITS, rates, service_s)
+    assert (caught.value.code, caught.value.retry_after_ms) == ("queue_full", expected_ms)
+
+
+def test_waiting_tokens_are_bounded_too():
+    """A few long prompts fill the queue as well as many short ones; more places must then come free."""
+    queue = queue_of(sequence("a", num_tokens=1000), sequence("b", num_tokens=1000))
+    queue.refuse_overload(sequence("x", num_tokens=48).submission, LIMITS, Rates(), 1.0)
+    with pytest.raises(ServerError) as caught:
+        queue.refuse_overload(sequence("x", num_tokens=1049).submission, LIMITS, Rates(), 1.0)
+    assert caught.value.retry_after_ms == 1000  # two of them must leave, through two slots
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_num_seqs": 0},
+        {"max_model_len": 1},
+        {"prefill_chunk_tokens": 3},
+        {"max_num_batched_tokens": 129},
+        {"queue_max": -1},
+        {"queue_tokens_max": 2047},
+        {"queue_timeout_ms": -1},
+    ],
+)
+def test_bounds_that_contradict_are_refused(changes):
+    """Each relation between the bounds is checked where they are made."""
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        replace(LIMITS, **changes)
