@@ -6,7 +6,8 @@ its half-split order, so that nothing after a reader knows the source. A reader 
 it reads and never guesses: what it does not know it refuses by name.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,6 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
+
+CONTEXT_MAX = 1 << 24  # positions; a larger claim is a slip or an attack: rotary tables grow with it
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 
 
 class CheckpointError(Exception):
@@ -105,3 +110,61 @@ class Checkpoint(Protocol):
         Raises:
             CheckpointError: the tokenizer is missing or of an unknown kind.
         """
+
+
+def check_layout(config: ArchConfig, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Hold the numbers of `config` against each other and against every tensor's shape.
+
+    Readers call this once, at opening, so that nothing later meets a missing layer, a zero or a wrong size.
+
+    Raises:
+        CheckpointError: a number is impossible, or a tensor is missing or of another shape.
+    """
+    _check_numbers(config, where)
+    for name, shape in _expected_shapes(config, has_head=HEAD in shapes):
+        if name not in shapes:
+            raise CheckpointError(f"{where} has no tensor {name}: it is incomplete, fetch it again")
+        if shapes[name] != shape:
+            raise CheckpointError(
+                f"{where}: tensor {name} has the shape {list(shapes[name])}, its settings ask for {list(shape)}"
+            )
+
+
+def _check_numbers(config: ArchConfig, where: str) -> None:
+    counts = ("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
+    for name in (*counts, "context_length", "vocab_size", "norm_eps", "rope_theta"):
+        value = getattr(config, name)
+        if not (math.isfinite(value) and value > 0):
+            raise CheckpointError(f"{where} has an impossible {name} of {value}")
+    if config.context_length > CONTEXT_MAX:
+        raise CheckpointError(f"{where} claims {config.context_length} positions, at most {CONTEXT_MAX}")
+    if config.num_heads % config.num_kv_heads:
+        raise CheckpointError(
+            f"{where} has {config.num_heads} heads, no multiple of its {config.num_kv_heads} key/value heads"
+        )
+    if config.head_dim % 2:
+        raise CheckpointError(f"{where} has heads of {config.head_dim} values; rotation needs an even number")
+
+
+def _expected_shapes(config: ArchConfig, *, has_head: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Lazily, as `num_layers` is only a claim until the tensors prove it."""
+    hidden, wide = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    yield EMBEDDING, (config.vocab_size, hidden)
+    yield "model.norm.weight", (hidden,)
+    if has_head:
+        yield HEAD, (config.vocab_size, hidden)
+    layer_shapes = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (wide, hidden),
+        "mlp.up_proj": (wide, hidden),
+        "mlp.down_proj": (hidden, wide),
+    }
+    for layer in range(config.num_layers):
+        for role, shape in layer_shapes.items():
+            yield f"model.layers.{layer}.{role}.weight", shape

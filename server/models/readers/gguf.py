@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from server.models.readers.checkpoint import ArchConfig, CheckpointError, FloatArray, PackedWeight, TextFiles
+from server.models.readers.checkpoint import (
+    ArchConfig,
+    CheckpointError,
+    FloatArray,
+    PackedWeight,
+    TextFiles,
+    check_layout,
+)
 from server.models.readers.ggml import FORMATS, UNSUPPORTED, packed_weight
 from server.models.readers.vocab import text_from_gguf
 
@@ -110,12 +117,13 @@ class GgufCheckpoint:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} cannot be opened: {error}") from error
         self.metadata, raw = _read(data, path)
-        if self.metadata.get("split.count", 1) > 1:
+        if self.metadata.get("split.count", 1) not in (0, 1):
             raise CheckpointError(
                 f"{path} is one part of a split file; merge the parts first (llama-gguf-split)"
             )
-        self._config = _config(self.metadata, raw, path)
+        self._config = _config(_Numbers(self.metadata, path), raw)
         self._tensors = {_canonical(name, path): tensor for name, tensor in raw.items() if name not in _IGNORED}
+        check_layout(self._config, {name: entry.shape for name, entry in self._tensors.items()}, str(path))
 
     @property
     def config(self) -> ArchConfig:
@@ -126,7 +134,7 @@ class GgufCheckpoint:
     def license(self) -> str | None:
         """`general.license`."""
         value = self.metadata.get("general.license")
-        return str(value) if value else None
+        return value if isinstance(value, str) and value else None
 
     def names(self) -> frozenset[str]:
         """Every tensor's Hugging Face name."""
@@ -179,11 +187,14 @@ def _read(data: npt.NDArray[np.uint8], path: Path) -> tuple[dict[str, Any], dict
         key = cursor.string()
         metadata[key] = cursor.value(cursor.scalar("I"))
     heads = [_tensor_head(cursor) for _ in range(num_tensors)]
-    alignment = int(metadata.get("general.alignment", 32))
-    if alignment < 1 or alignment & (alignment - 1):
-        raise CheckpointError(f"{path} has an impossible alignment of {alignment}")
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        raise CheckpointError(f"{path} has an impossible alignment of {alignment!r}")
     start = -(-cursor.at // alignment) * alignment
-    return metadata, {head[0]: _place(data, path, start, head) for head in heads}
+    tensors = {head[0]: _place(data, path, start, head) for head in heads}
+    if len(tensors) != len(heads):
+        raise CheckpointError(f"{path} names a tensor twice")
+    return metadata, tensors
 
 
 def _tensor_head(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
@@ -192,6 +203,8 @@ def _tensor_head(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     if not 1 <= num_dimensions <= DIMENSIONS_MAX:
         raise CheckpointError(f"{cursor.path}: tensor {name} has {num_dimensions} dimensions")
     shape = tuple(cursor.scalar("Q") for _ in range(num_dimensions))[::-1]
+    if 0 in shape:
+        raise CheckpointError(f"{cursor.path}: tensor {name} is empty: its shape is {list(shape)}")
     return name, shape, cursor.scalar("I"), cursor.scalar("Q")
 
 
@@ -218,52 +231,77 @@ def _place(
     return _Tensor(kind, shape, view.reshape(-1, form.num_bytes))
 
 
-def _config(metadata: Mapping[str, Any], tensors: Mapping[str, _Tensor], path: Path) -> ArchConfig:
-    arch = metadata.get("general.architecture")
-    if arch not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        raise CheckpointError(f"{path} is of architecture {arch!r}, which is not supported; supported: {known}")
+class _Numbers:
+    """Metadata that must be numbers: whatever else a file holds there is refused by name."""
 
-    def need(key: str) -> Any:
-        if f"{arch}.{key}" not in metadata:
-            raise CheckpointError(f"{path} lacks the metadata {arch}.{key}")
-        return metadata[f"{arch}.{key}"]
+    def __init__(self, metadata: Mapping[str, Any], path: Path) -> None:
+        self.metadata = metadata
+        self.path = path
+        self.arch = metadata.get("general.architecture")
+        if not isinstance(self.arch, str) or self.arch not in FAMILIES:
+            raise CheckpointError(
+                f"{path} is of architecture {self.arch!r}, which is not supported; "
+                f"supported: {', '.join(sorted(FAMILIES))}"
+            )
 
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self._value(key, default)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise CheckpointError(f"{self.path} has {self.arch}.{key} = {value!r}; one whole number is needed")
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        value = self._value(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise CheckpointError(f"{self.path} has {self.arch}.{key} = {value!r}; one number is needed")
+        return float(value)
+
+    def _value(self, key: str, default: float | None) -> Any:
+        value = self.metadata.get(f"{self.arch}.{key}", default)
+        if value is None:
+            raise CheckpointError(f"{self.path} lacks the metadata {self.arch}.{key}")
+        return value
+
+
+def _config(numbers: _Numbers, tensors: Mapping[str, _Tensor]) -> ArchConfig:
     if "token_embd.weight" not in tensors:
-        raise CheckpointError(f"{path} has no tensor token_embd.weight")
-    hidden, heads = int(need("embedding_length")), int(need("attention.head_count"))
-    head_dim = int(metadata.get(f"{arch}.attention.key_length", hidden // heads))
-    if int(metadata.get(f"{arch}.rope.dimension_count", head_dim)) != head_dim:
-        raise CheckpointError(f"{path} rotates only a part of each head, which is not supported")
+        raise CheckpointError(f"{numbers.path} has no tensor token_embd.weight")
+    hidden, heads = numbers.integer("embedding_length"), numbers.integer("attention.head_count")
+    head_dim = numbers.integer("attention.key_length", hidden // max(heads, 1))
+    for key in ("rope.dimension_count", "attention.value_length"):
+        if numbers.integer(key, head_dim) != head_dim:
+            raise CheckpointError(
+                f"{numbers.path} has {key} other than its heads' {head_dim}, which is not supported"
+            )
     return ArchConfig(
-        family=FAMILIES[arch],
-        num_layers=int(need("block_count")),
+        family=FAMILIES[str(numbers.arch)],
+        num_layers=numbers.integer("block_count"),
         hidden_size=hidden,
-        intermediate_size=int(need("feed_forward_length")),
+        intermediate_size=numbers.integer("feed_forward_length"),
         num_heads=heads,
-        num_kv_heads=int(metadata.get(f"{arch}.attention.head_count_kv", heads)),
+        num_kv_heads=numbers.integer("attention.head_count_kv", heads),
         head_dim=head_dim,
-        norm_eps=float(need("attention.layer_norm_rms_epsilon")),
-        rope_theta=float(metadata.get(f"{arch}.rope.freq_base", 10_000.0)),
-        rope_scaling=_rope_scaling(metadata, tensors, arch),
-        context_length=int(need("context_length")),
+        norm_eps=numbers.real("attention.layer_norm_rms_epsilon"),
+        rope_theta=numbers.real("rope.freq_base", 10_000.0),
+        rope_scaling=_rope_scaling(numbers, tensors, head_dim),
+        context_length=numbers.integer("context_length"),
         vocab_size=tensors["token_embd.weight"].shape[0],
         tie_word_embeddings="output.weight" not in tensors,
     )
 
 
-def _rope_scaling(
-    metadata: Mapping[str, Any], tensors: Mapping[str, _Tensor], arch: str
-) -> Mapping[str, Any] | None:
+def _rope_scaling(numbers: _Numbers, tensors: Mapping[str, _Tensor], head_dim: int) -> Mapping[str, Any] | None:
     """Scaling by type, or by the per-frequency divisors that Llama 3.x files carry as a tensor."""
     if "rope_freqs.weight" in tensors:
         entry = tensors["rope_freqs.weight"]
         divisors = FORMATS[entry.kind].decode(entry.blocks).reshape(-1)
+        if len(divisors) != head_dim // 2 or not (divisors > 0).all() or not np.isfinite(divisors).all():
+            raise CheckpointError(f"{numbers.path} has a rope_freqs.weight that does not fit its heads")
         return {"rope_type": "divisors", "divisors": divisors.tolist()}
-    kind = metadata.get(f"{arch}.rope.scaling.type", "none")
+    kind = numbers.metadata.get(f"{numbers.arch}.rope.scaling.type", "none")
     if kind == "none":
         return None
-    return {"rope_type": kind, "factor": metadata.get(f"{arch}.rope.scaling.factor", 1.0)}
+    return {"rope_type": kind, "factor": numbers.real("rope.scaling.factor", 1.0)}
 
 
 def _canonical(name: str, path: Path) -> str:

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from server.models.readers.checkpoint import ArchConfig, CheckpointError, FloatArray, PackedWeight, TextFiles
+from server.models.readers.checkpoint import (
+    ArchConfig,
+    CheckpointError,
+    FloatArray,
+    PackedWeight,
+    TextFiles,
+    check_layout,
+)
 from server.models.readers.vocab import read_json, text_from_folder
 
 HEADER_BYTES_MAX = 100_000_000  # the format's own limit
