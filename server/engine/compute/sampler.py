@@ -74,12 +74,7 @@ class Sampler:
         if top.full.shape[1] > self.num_tokens:
             mass -= np.exp(top.full[at, self.num_tokens :], dtype=np.float64).sum(axis=1)
             ids, logprobs = _put_last(ids, logprobs, ids >= self.num_tokens)
-        columns = _Columns(rows)
-        with np.errstate(all="ignore"):  # -inf and NaN are answered below, row by row
-            weights = _weigh(logprobs, columns.temperature)
-            least = np.exp((floor - logprobs[:, 0]) / columns.temperature)
-            bound = self._bound_tail(logprobs, floor, mass, columns)
-            choice, is_sure = _choose(weights, least, bound, columns)
+        choice, is_sure = self._choose_sorted(logprobs, floor, mass, rows)
         is_sure &= np.isfinite(logprobs[:, 0])  # else every id at hand was padding
         results: list[int | RowFault] = []
         for i, row in enumerate(rows):
@@ -96,6 +91,19 @@ class Sampler:
     def _fault(self) -> RowFault:
         self.num_fault_rows += 1
         return RowFault(message=FAULT_MESSAGE)
+
+    def _choose_sorted(
+        self, logprobs: Floats, floor: Floats, mass: Floats, rows: Sequence[SampleRow]
+    ) -> tuple[Ints, NDArray[np.bool_]]:
+        """Choose a column for each row, and say where the sorted ids alone settle it."""
+        if all(row.params.temperature == 0 for row in rows):
+            return np.zeros(len(rows), np.int64), np.ones(len(rows), np.bool_)
+        columns = _Columns(rows)
+        with np.errstate(all="ignore"):  # -inf and NaN end as unsure or broken rows
+            weights = _weigh(logprobs, columns.temperature)
+            least = np.exp((floor - logprobs[:, 0]) / columns.temperature)
+            bound = self._bound_tail(logprobs, floor, mass, columns)
+            return _choose(weights, least, bound, columns)
 
     def _bound_tail(self, logprobs: Floats, floor: Floats, mass: Floats, columns: "_Columns") -> Floats:
         """Bound the weight of all ids beyond the sorted ones.
@@ -149,7 +157,7 @@ def choose_among_all(logprobs: NDArray[np.float32], best_ids: Ints, row: SampleR
     with np.errstate(all="ignore"):
         weights = np.exp((logprobs - best) / np.float32(max(params.temperature, TEMPERATURE_MIN)))
     head = best_ids[best_ids < len(logprobs)]
-    kept = np.where(_is_kept(weights, head, params), weights, np.float32(0))
+    kept = _cut(weights, head, params)
     cumulated = np.cumsum(kept[head], dtype=np.float64)
     kept[head] = 0
     blocks = np.add.reduceat(kept, np.arange(0, len(kept), BLOCK), dtype=np.float64)
@@ -165,11 +173,16 @@ def choose_among_all(logprobs: NDArray[np.float32], best_ids: Ints, row: SampleR
     return at * BLOCK + column
 
 
-def _is_kept(weights: NDArray[np.float32], head: Ints, params: TokenParams) -> NDArray[np.bool_]:
-    """Mark the ids that top_k, top_p and min_p leave, ties to the lower id. `weights` peak at 1."""
-    is_kept: NDArray[np.bool_] = weights >= params.min_p
-    if params.top_k <= 0 and params.top_p >= 1:
-        return is_kept
+def _cut(weights: NDArray[np.float32], head: Ints, params: TokenParams) -> NDArray[np.float32]:
+    """Set to 0 what top_k, top_p and min_p drop, ties to the lower id. `weights` peak at 1 and are ours."""
+    if params.top_k > 0 or params.top_p < 1:
+        _cut_ranks(weights, head, params)
+    if params.min_p > 0:
+        weights[weights < params.min_p] = 0
+    return weights
+
+
+def _cut_ranks(weights: NDArray[np.float32], head: Ints, params: TokenParams) -> None:
     ranked, whole = weights[head], weights.sum(dtype=np.float64)
     has_all = len(head) > 0 and params.top_k <= 0 and ranked.sum(dtype=np.float64) >= params.top_p * whole
     if not has_all:
@@ -183,8 +196,7 @@ def _is_kept(weights: NDArray[np.float32], head: Ints, params: TokenParams) -> N
     is_above = weights > last
     ties = np.flatnonzero(weights == last)[: num_kept - int(is_above.sum())]
     is_above[ties] = True
-    is_kept &= is_above
-    return is_kept
+    weights[~is_above] = 0
 
 
 def _choose(
@@ -207,19 +219,15 @@ def _choose(
     num_min_p = ((weights >= columns.min_p[:, None]) & (weights > 0)).sum(axis=1)
     is_closed = (tail_max == 0) | (floor < columns.min_p)
 
-    def column_of(tail: Floats) -> Ints:
-        """Choose for this weight of the tail; `width` stands for a place in the tail."""
-        goal = columns.top_p * (total + tail)
-        num_top_p = np.where(is_nucleus, (cumulated - weights < goal[:, None]).sum(axis=1), width)
-        num_kept = np.maximum(np.minimum(num_top_p, num_min_p), 1)
-        is_inside = is_closed | (is_nucleus & (total >= goal))
-        inside = np.take_along_axis(cumulated, num_kept[:, None] - 1, axis=1)[:, 0]
-        whole = np.where(is_inside, inside, total + tail)
-        passed = (cumulated <= (columns.u * whole)[:, None]).sum(axis=1)
-        column: Ints = np.minimum(passed, np.where(is_inside, num_kept - 1, width))
-        return column
-
-    least, greatest = column_of(np.zeros_like(tail_max)), column_of(tail_max)
+    # Twice at once, for the least and the greatest tail: [2, rows]; `width` stands for a place in the tail.
+    whole = np.stack([total, total + tail_max])
+    goal = columns.top_p * whole
+    num_top_p = np.where(is_nucleus, (cumulated - weights < goal[..., None]).sum(axis=-1), width)
+    num_kept = np.maximum(np.minimum(num_top_p, num_min_p), 1)
+    is_inside = is_closed | (is_nucleus & (total >= goal))
+    whole = np.where(is_inside, cumulated[np.arange(len(total)), num_kept - 1], whole)
+    passed = (cumulated <= (columns.u * whole)[..., None]).sum(axis=-1)
+    least, greatest = np.minimum(passed, np.where(is_inside, num_kept - 1, width))
     return least, (least == greatest) & (greatest < width)
 
 
