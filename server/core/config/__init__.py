@@ -10,6 +10,7 @@
 Invariant: a Config that exists passed every check. Nobody changes one, and nothing is read again later.
 """
 
+from server.core.config import describe
 from server.core.config.load import ConfigError, Fault, load_config
 from server.core.config.memory import MemoryPart, ModelSize, memory_estimate, memory_limit_bytes
 from server.core.config.tree import (
@@ -32,6 +33,7 @@ __all__ = [
     "SamplingConfig",
     "ServerConfig",
     "SessionConfig",
+    "describe",
     "load_config",
     "memory_estimate",
     "memory_limit_bytes",

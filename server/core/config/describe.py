@@ -37,6 +37,12 @@ def listing(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
+def flags_of(config: Config, *sections: str) -> tuple[str, ...]:
+    """Command-line flags that give another process these sections, whatever it finds elsewhere."""
+    paths = [path for path, each in SETTINGS.items() if each.section in sections]
+    return tuple(f"{SETTINGS[path].flag}={_flag_value(config.value_of(path))}" for path in paths)
+
+
 def as_json(config: Config) -> str:
     """The same for machines."""
     tree: dict[str, dict[str, Any]] = {
@@ -82,6 +88,10 @@ def memory_table(parts: tuple[MemoryPart, ...], limit: tuple[int, str] | None) -
 def mebibytes(num_bytes: int) -> str:
     """Bytes as people read them."""
     return f"{num_bytes / 2**20:,.0f} MiB"
+
+
+def _flag_value(value: Value) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _by_section() -> Iterator[tuple[str, list[Setting]]]:
