@@ -91,7 +91,9 @@ def _parse(words: list[str]) -> tuple[_Command, argparse.Namespace]:
     named = next((word for word in rest if not word.startswith("-")), None)
     command: _Command | None = None
     for name, line in COMMANDS.items():
-        verb = verbs.add_parser(name, help=line, description=f"{line.capitalize()}.", allow_abbrev=False)
+        verb = verbs.add_parser(
+            name, help=line, description=f"{line[0].upper()}{line[1:]}.", allow_abbrev=False
+        )
         if name == named:
             command = cast("_Command", import_module(f"server.cli.{name}"))
             command.add_arguments(verb)

@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", action="store_true", help="what the settings may cost, as a sum")
     parser.add_argument("--json", action="store_true", help="print for machines")
     add_config_arguments(parser)
+    parser.usage = (
+        f"{parser.prog} [print|example|docs] [--memory] [--json] [--config FILE] [--SECTION.NAME VALUE …]"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

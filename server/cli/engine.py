@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sampan engine`: one engine alone, for the gateways that connect to it.
 
-A gateway starts its own by this same verb, with every setting spelled out (`--child`). The one verb whose
-process loads ONNX Runtime.
+The one verb whose process loads ONNX Runtime. A gateway starts its own by it, with every setting spelled out:
+`--config /dev/null`, `describe.flags_of(config, "engine", "log")`, `--engine.listen=ADDRESS --child`.
 """
 
 import argparse

@@ -23,6 +23,7 @@ class CommandError(Exception):
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare `--config`, the short flags and `--section.name` for every setting."""
+    parser.usage = f"{parser.prog} [--config FILE] [--host TEXT] [--port N] [--SECTION.NAME VALUE …]"
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="TOML file (default: ./sampan.toml, if any)"
     )

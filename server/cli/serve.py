@@ -62,7 +62,8 @@ def refuse_too_much(parts: tuple[MemoryPart, ...], limit: tuple[int, str] | None
     said = "; ".join(f"{part.name} {describe.mebibytes(part.num_bytes)} = {part.doc}" for part in largest)
     raise CommandError(
         f"the settings may need {describe.mebibytes(total)}, "
-        f"this container has {describe.mebibytes(limit[0])}. Lower what counts most: {said}. `sampan config --memory` shows the sum"
+        f"this container has {describe.mebibytes(limit[0])}. "
+        f"Lower what counts most: {said}. `sampan config --memory` shows the sum"
     )
 
 
