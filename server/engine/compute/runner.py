@@ -166,6 +166,8 @@ def _options(num_threads: int, *, can_spin: bool) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads  # explicit, so that no thread is pinned to a core
     options.inter_op_num_threads = 1
+    # The arena stays on: shapes are bounded by slot and chunk, and over random ones the process kept its size
+    # (1023 MB with it, 1020 without), while a step of one row was 5 % faster.
     options.enable_mem_pattern = False  # shapes differ from run to run: a pattern would be kept for each
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if can_spin else "0")

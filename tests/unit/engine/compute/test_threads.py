@@ -26,14 +26,15 @@ V1 = {"proc/self/cgroup": "9:memory:/m\n4:cpu,cpuacct:/docker/x\n"}
         ("200000 100000\n", (2, False)),
         ("50000 100000\n", (1, False)),
         ("150000 100000\n", (1, False)),
-        ("400000 100000\n", (3, False)),
+        ("399000 100000\n", (2, True)),
+        ("400000 100000\n", (3, True)),
         ("max 100000\n", (15, True)),
         ("nonsense", (15, True)),
         ("100000 0\n", (15, True)),
     ],
 )
 def test_a_quota_binds(tmp_path, cpu_max, expected):
-    """Whole CPUs of the quota compute; without one, all allowed CPUs but the gateway's."""
+    """Whole CPUs of the quota compute, waiting busily only where one is left over."""
     assert check(tmp_path, {**V2, "sys/fs/cgroup/a/b/cpu.max": cpu_max}) == expected
 
 
@@ -59,7 +60,7 @@ def test_allowed_cpus_bind(tmp_path, num_allowed, num_threads):
 
 
 def test_the_operator_has_the_last_word(tmp_path):
-    """A configured number stands, and a quota still forbids busy waiting."""
+    """A configured number stands, and a quota it fills still forbids busy waiting."""
     assert check(tmp_path, {**V2, "sys/fs/cgroup/cpu.max": "200000 100000"}, asked=5) == (5, False)
 
 
