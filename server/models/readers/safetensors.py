@@ -42,15 +42,15 @@ class FolderCheckpoint:
         self.settings = read_json(folder / "config.json")
         if not self.settings:
             raise CheckpointError(f"{folder} has no config.json; a Hugging Face model folder is needed")
-        if "quantization_config" in self.settings:
-            method = self.settings["quantization_config"].get("quant_method")
+        quantized = self.settings.get("quantization_config")
+        if quantized:
+            method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
             raise CheckpointError(
-                f"{folder} holds {method} weights, which are not supported; use the original ones"
+                f"{folder} holds {method} weights, which are not supported yet; use the original ones"
             )
         self._config = arch_config(self.settings, str(folder))
         self._places = {name: place for path in _weight_files(folder) for name, place in _header(path).items()}
-        if "model.embed_tokens.weight" not in self._places:
-            raise CheckpointError(f"{folder} has no tensor model.embed_tokens.weight")
+        check_layout(self._config, {name: place[2] for name, place in self._places.items()}, str(folder))
 
     @property
     def config(self) -> ArchConfig:
@@ -59,8 +59,8 @@ class FolderCheckpoint:
 
     @property
     def license(self) -> str | None:
-        """Unknown: a folder does not state it."""
-        return None
+        """`license` at the head of README.md, where a hub's repository states it."""
+        return _stated_license(self.folder / "README.md")
 
     def names(self) -> frozenset[str]:
         """Every tensor's name."""
@@ -94,7 +94,7 @@ def arch_config(settings: Mapping[str, Any], where: str) -> ArchConfig:
         CheckpointError: the family is unknown or a number is missing.
     """
     kind = settings.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise CheckpointError(
             f"{where} is of architecture {kind!r}, which is not supported; supported: {known}"
@@ -104,6 +104,8 @@ def arch_config(settings: Mapping[str, Any], where: str) -> ArchConfig:
             raise CheckpointError(f"{where} sets {flag}, which this family does not support")
     if settings.get("hidden_act", "silu") != "silu":
         raise CheckpointError(f"{where} uses the activation {settings['hidden_act']!r}; only silu is supported")
+    if settings.get("partial_rotary_factor", 1) != 1:
+        raise CheckpointError(f"{where} rotates only a part of each head, which is not supported")
     try:
         heads, hidden = int(settings["num_attention_heads"]), int(settings["hidden_size"])
         rope = settings.get("rope_parameters") or {}
@@ -115,15 +117,15 @@ def arch_config(settings: Mapping[str, Any], where: str) -> ArchConfig:
             intermediate_size=int(settings["intermediate_size"]),
             num_heads=heads,
             num_kv_heads=int(settings.get("num_key_value_heads") or heads),
-            head_dim=int(settings.get("head_dim") or hidden // heads),
+            head_dim=int(settings.get("head_dim") or hidden // max(heads, 1)),
             norm_eps=float(settings["rms_norm_eps"]),
             rope_theta=float(settings.get("rope_theta") or rope.get("rope_theta") or 10_000.0),
             rope_scaling=_rope_scaling(scaling),
             context_length=int(settings["max_position_embeddings"]),
             vocab_size=int(settings["vocab_size"]),
-            tie_word_embeddings=settings.get("tie_word_embeddings"),
+            tie_word_embeddings=_is_tied(settings.get("tie_word_embeddings")),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{where}: config.json lacks or spoils {error}") from error
 
 
@@ -132,11 +134,32 @@ def _rope_scaling(scaling: dict[str, Any]) -> dict[str, Any] | None:
     return None if kind == "default" else {**scaling, "rope_type": kind}
 
 
+def _is_tied(value: object) -> bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    raise ValueError("tie_word_embeddings, which must be true or false")
+
+
+def _stated_license(path: Path) -> str | None:
+    """The value of `license:` between the two `---` lines that open a README of a hub."""
+    if not path.is_file():
+        return None
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    if lines[:1] != ["---"] or "---" not in lines[1:]:
+        return None
+    head = lines[1 : lines.index("---", 1)]
+    stated = [line.partition(":")[2].strip() for line in head if line.startswith("license:")]
+    return stated[0] if stated and stated[0] else None
+
+
 def _weight_files(folder: Path) -> list[Path]:
-    index = read_json(folder / "model.safetensors.index.json")
-    names = sorted(set(index.get("weight_map", {}).values())) or sorted(
-        p.name for p in folder.glob("*.safetensors")
-    )
+    """The shards that the index names, else model.safetensors, else every file there is."""
+    weight_map = read_json(folder / "model.safetensors.index.json").get("weight_map", {})
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{folder / 'model.safetensors.index.json'} maps no tensors to files")
+    found = sorted(path.name for path in folder.glob("*.safetensors"))
+    whole = ["model.safetensors"] if "model.safetensors" in found else found
+    names = sorted(set(weight_map.values())) or whole
     if not names:
         if any(path for pattern in _PICKLES for path in folder.glob(pattern)):
             raise CheckpointError(f"{folder} holds pickled weights only; they can run code. Use safetensors")
@@ -162,7 +185,7 @@ def _header(path: Path) -> dict[str, _Place]:
                 for name, entry in header.items()
                 if name[:2] != "__"
             }
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise CheckpointError(f"{path} has a broken header: {error}") from error
 
 
@@ -175,7 +198,7 @@ def _place(path: Path, entry: Mapping[str, Any], base: int, size: int) -> _Place
     for edge in shape:
         num_values *= edge
     if end > size:
-        raise CheckpointError(f"{path} is truncated; fetch it again")
+        raise CheckpointError(f"{path} is truncated: a tensor lies beyond its end; fetch it again")
     if not base <= start <= end or end - start != num_values * _ITEM_BYTES[kind]:
         raise ValueError("a tensor's offsets do not fit its shape")
     return path, kind, shape, start, end
