@@ -142,7 +142,7 @@ def _known(error: Exception) -> int | None:
         "server.core.errors.ServerError",
         "server.models.package.PackageError",
         "server.models.readers.checkpoint.CheckpointError",
-        "server.models.source.SourceError",
+        "server.models.source.files.SourceError",
         "zmq.error.ZMQError",
     }
     return EXIT_FAULT if is_clear else None
