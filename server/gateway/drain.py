@@ -18,7 +18,7 @@ from server.core.errors import CLOSE_RESTART, Close, ServerError, error_of
 BATCH_SIZE = 100
 BATCH_PAUSE_S = (0.05, 0.15)
 """So 5 000 idle sockets take about five seconds, and their clients' own jitter does the rest."""
-END_WAIT_S = 4.0
+END_WAIT_S = 2.0
 """How long ended members may take to leave: a Close and its answer, or an abort."""
 
 _log = logging.getLogger(__name__)

@@ -8,10 +8,12 @@ what a turn is.
 """
 
 import asyncio
+import errno
 import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,6 +23,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 from websockets.http11 import Request
 
+from server.core.config import ServerConfig
 from server.core.errors import CODES, error_of
 from server.wire.unary import error_body
 
@@ -40,6 +43,8 @@ PARSE_BYTES = 4096
 """Bytes parsed at a time, so that one large read can't become thousands of waiting messages."""
 WRITE_BUFFER_BYTES = 16 * 1024
 """Bytes that wait in the process for a slow peer before writers wait; the outbox above merges meanwhile."""
+BACKLOG = 2048
+"""Connections that the kernel holds until we take them; a reconnecting crowd comes all at once."""
 SOCKET_OPTIONS = (
     # A peer that vanished without a FIN is noticed within 20 + 2 x 10 s, on HTTP as on WebSocket.
     (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
@@ -55,47 +60,80 @@ _log = logging.getLogger(__name__)
 
 
 class ListenConfig(uvicorn.Config):
-    """uvicorn's settings, with ours fixed: which protocols, no compression, no log of paths.
+    """uvicorn's settings from ours: which protocols, no compression, no log of paths.
 
     Args:
         app: the ASGI app.
-        message_bytes_max: of one WebSocket message, whatever its fragments.
-        num_connections_max: HTTP and WebSocket together; one more is cut without an answer.
-        ping_interval_s, ping_timeout_s: a WebSocket peer that answers no ping is dropped.
-        trusted_proxies: addresses or networks whose X-Forwarded-* is believed; `"*"` for a unix socket.
+        settings: the bounds that an owner may choose.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        *,
-        message_bytes_max: int,
-        num_connections_max: int,
-        ping_interval_s: float = 20.0,
-        ping_timeout_s: float = 20.0,
-        trusted_proxies: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, app: Any, settings: ServerConfig) -> None:
         super().__init__(
             app,
             loop="uvloop",
             http=HttpProtocol,
             ws=SocketProtocol,
-            ws_max_size=message_bytes_max,
-            ws_ping_interval=ping_interval_s,
-            ws_ping_timeout=ping_timeout_s,
+            ws_max_size=settings.frame_bytes_max,
+            ws_ping_interval=settings.ping_interval_s,
+            ws_ping_timeout=settings.ping_timeout_s,
             ws_per_message_deflate=False,
             lifespan="on",
             log_config=None,
             log_level="warning",
             access_log=False,
-            proxy_headers=bool(trusted_proxies),
-            forwarded_allow_ips=list(trusted_proxies),
+            proxy_headers=bool(settings.trusted_proxies),
+            forwarded_allow_ips=list(settings.trusted_proxies),
             server_header=False,
             # Longer than the 60 s a proxy keeps its connections, so that the proxy always closes first.
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=5,
+            timeout_graceful_shutdown=2,
         )
-        self.num_connections_max = num_connections_max
+        self.connections_max = settings.connections_max
+
+
+def bind(settings: ServerConfig) -> socket.socket:
+    """Bind the socket of the settings, before anything else is opened. The caller closes it.
+
+    A socket file that nobody listens on any more is replaced; one that is in use is not.
+
+    Raises:
+        OSError: it can't be; `strerror` is a sentence that says where, why and what to do.
+    """
+    where = settings.uds or f"{settings.host}:{settings.port}"
+    setting = "--server.uds" if settings.uds else "--server.port"
+    try:
+        if settings.uds:
+            return _bind_file(settings.uds)
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        why = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            why = f"another program listens there: stop it, or choose another with {setting}"
+        elif error.errno == errno.EACCES:
+            why = f"this user may not: choose another with {setting}"
+        raise OSError(error.errno, f"cannot listen on {where}: {why}") from error
+
+
+def _bind_file(path: str) -> socket.socket:
+    file = Path(path)
+    if file.is_socket() and not _is_answered(path):
+        file.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        # As open as a loopback port; who may reach it is the folder's to say.
+        file.chmod(0o666)
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _is_answered(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(path) == 0
 
 
 class BoundedTransport(asyncio.Transport):
@@ -173,7 +211,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
         """Take a connection, or cut it when there are too many: no answer costs less than any."""
         super().connection_made(BoundedTransport(transport, self.loop))
-        if isinstance(self.config, ListenConfig) and len(self.connections) > self.config.num_connections_max:
+        if isinstance(self.config, ListenConfig) and len(self.connections) > self.config.connections_max:
             _log.warning("too_many_connections", extra={"count": len(self.connections)})
             transport.abort()
             return

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -25,9 +25,10 @@ from server.core.errors import (
     ServerError,
     error_of,
 )
-from server.core.events import Failed, SessionSettings
+from server.core.events import Failed, SessionSettings, TurnFinished
+from server.core.metrics import Metrics
 from server.core.ports import Generator
-from server.core.types import ModelCard, SamplingParams
+from server.core.types import ModelCard
 from server.gateway.access.callers import tenant_of
 from server.gateway.access.origins import OriginPolicy
 from server.gateway.drain import Drain
@@ -47,13 +48,8 @@ SUBPROTOCOL = "realtime"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SocketLimits:
-    """What sockets may take. Bytes are of text in UTF-8 that waits for one client."""
-
-    num_sockets_max: int
-    outbox_bytes_max: int
-    session: SessionLimits
+KNOWN_CODES = frozenset({*range(1000, 1004), *range(1005, 1008), *range(1009, 1014), 4008, 4501})
+"""Close codes with a metric of their own; a client may invent thousands of others."""
 
 
 class SocketDoor:
@@ -64,9 +60,11 @@ class SocketDoor:
         origins: which websites may connect.
         drain: told of every socket; refuses handshakes while it drains.
         new_id: draws a process-unique id from a prefix.
-        limits: what sockets may take.
-        sampling: how a session samples until its client says otherwise.
-        on_close: told the code of each socket that ended, for metrics.
+        limits: what one session may hold.
+        settings: how a session begins, its model aside.
+        num_sockets_max: one more is refused at its handshake.
+        outbox_bytes_max: of what may wait for one client.
+        metrics: where sockets and errors are counted.
     """
 
     def __init__(
@@ -76,18 +74,23 @@ class SocketDoor:
         origins: OriginPolicy,
         drain: Drain,
         new_id: Callable[[str], str],
-        limits: SocketLimits,
-        sampling: SamplingParams,
-        on_close: Callable[[int], None],
+        limits: SessionLimits,
+        settings: SessionSettings,
+        num_sockets_max: int,
+        outbox_bytes_max: int,
+        metrics: Metrics,
     ) -> None:
         self._generator = generator
         self._origins = origins
         self._drain = drain
         self._new_id = new_id
         self._limits = limits
-        self._sampling = sampling
-        self._on_close = on_close
+        self._settings = settings
+        self._num_sockets_max = num_sockets_max
+        self._outbox_bytes_max = outbox_bytes_max
+        self._metrics = metrics
         self._num_open = 0
+        metrics.sockets_open.set_function(lambda: float(self._num_open))
 
     @property
     def num_open(self) -> int:
@@ -98,6 +101,7 @@ class SocketDoor:
         """Run one socket to its end; never raises for what a client does."""
         refusal = self._refusal(websocket)
         if refusal is not None:
+            self._count_error(refusal)
             await websocket.send_denial_response(error_response(refusal))
             return
         self._num_open += 1
@@ -110,7 +114,7 @@ class SocketDoor:
             code = gone.code
         finally:
             self._num_open -= 1
-            self._on_close(code)
+            self._metrics.sockets_closed.labels(code=code if code in KNOWN_CODES else "other").inc()
 
     def _refusal(self, websocket: WebSocket) -> ServerError | None:
         headers = websocket.headers
@@ -123,7 +127,7 @@ class SocketDoor:
         draining = self._drain.refusal()
         if draining is not None:
             return draining
-        if self._num_open >= self._limits.num_sockets_max:
+        if self._num_open >= self._num_sockets_max:
             return error_of(
                 "connection_limit_reached", "too many connections: try again soon", retry_after_ms=5_000
             )
@@ -135,12 +139,13 @@ class SocketDoor:
         try:
             card = find_card(self._generator.models(), websocket.query_params.get("model"))
         except ServerError as error:
+            self._count_error(error)
             return await _turn_away(websocket, codec, error)
         live = self._session(card, tenant_of(websocket.scope.get("client")))
         member = SocketMember(live)
         live.start()
         self._drain.enter(member)
-        writer = asyncio.create_task(_write(websocket, codec, live))
+        writer = asyncio.create_task(_write(websocket, codec, live, self._count_error))
         _log.info("socket_opened", extra={"session_id": live.session_id, "path": websocket.url.path})
         try:
             code = await _read(websocket, codec, live)
@@ -152,17 +157,18 @@ class SocketDoor:
         _log.info("socket_closed", extra={"session_id": live.session_id, "code": code})
         return code
 
+    def _count_error(self, error: ServerError) -> None:
+        self._metrics.errors.labels(code=error.code).inc()
+
     def _session(self, card: ModelCard, tenant: str) -> LiveSession:
         session = Session(
             session_id=self._new_id("sess"),
-            settings=SessionSettings(model=card.id, sampling=self._sampling),
+            settings=replace(self._settings, model=card.id),
             new_id=self._new_id,
             model_ids=tuple(known.id for known in self._generator.models()),
-            limits=self._limits.session,
+            limits=self._limits,
         )
-        return LiveSession(
-            session, self._generator, outbox_bytes_max=self._limits.outbox_bytes_max, tenant=tenant
-        )
+        return LiveSession(session, self._generator, outbox_bytes_max=self._outbox_bytes_max, tenant=tenant)
 
 
 class SocketMember:
@@ -209,12 +215,16 @@ def _receive(codec: Codec, live: LiveSession, message: Message) -> None:
         live.refuse(error_of("internal_error", "the server failed on this message"), None)
 
 
-async def _write(websocket: WebSocket, codec: Codec, live: LiveSession) -> None:
+async def _write(
+    websocket: WebSocket, codec: Codec, live: LiveSession, on_error: Callable[[ServerError], None]
+) -> None:
     """Send what the session has until it has nothing more, then close; the reader sees the close and ends."""
     close = CLOSE_SERVER_ERROR
     try:
         while events := await live.take():
             for event in events:
+                if isinstance(event, Failed | TurnFinished) and event.error is not None:
+                    on_error(event.error)
                 await _send(websocket, codec.encode(event))
         close = live.close_reason or CLOSE_SERVER_ERROR
     except TimeoutError:

@@ -24,7 +24,7 @@ from server.core.ports import Generator
 from server.core.types import FinishReason, SamplingParams
 from server.gateway.access.callers import tenant_of
 from server.gateway.drain import Drain
-from server.gateway.http.replies import json_response, read_body
+from server.gateway.http.replies import ERROR_CODE, json_response, read_body
 from server.turns.turn import Turn, TurnRequest
 from server.wire.completions import Completion, CompletionEncoder, decode_completion
 from server.wire.frames import SSE_COMMENT
@@ -88,7 +88,9 @@ class ChatCompletions:
         try:
             async with aclosing(watched(turn.events(), receive)) as events:
                 if completion.is_stream:
-                    await answer.stream(events, send)
+                    end = await answer.stream(events, send)
+                    if end.error is not None:
+                        scope[ERROR_CODE] = end.error.code
                 else:
                     response = await answer.whole(events)
                     await response(scope, receive, send)
@@ -158,8 +160,10 @@ class HttpTurn:
         assert end is not None, "a turn has an end"
         return json_response(self._encoder.body(self._explained(end)), headers=self._headers)
 
-    async def stream(self, events: AsyncGenerator[Delta | TurnFinished | None, None], send: Send) -> None:
-        """Write the events as they come. The head waits for the first of them, or for PING_S.
+    async def stream(
+        self, events: AsyncGenerator[Delta | TurnFinished | None, None], send: Send
+    ) -> TurnFinished:
+        """Write the events as they come; returns the end. The head waits for the first event, or for PING_S.
 
         Raises:
             ServerError: the turn failed before there was anything to write.
@@ -173,7 +177,9 @@ class HttpTurn:
         while not isinstance(event, TurnFinished):
             await _write(send, SSE_COMMENT if event is None else self._encoder.delta(event))
             event = await anext(events)
-        await _write(send, self._encoder.end(self._explained(event)), is_last=True)
+        end = self._explained(event)
+        await _write(send, self._encoder.end(end), is_last=True)
+        return end
 
     def _stream_headers(self) -> list[tuple[bytes, bytes]]:
         headers = {

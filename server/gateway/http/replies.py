@@ -31,6 +31,8 @@ EXCESS_WAIT_S = 2.0
 RETRY_AFTER_MS = 1000
 """What a 429 or 503 without a better guess asks for."""
 PREFLIGHT_S = 600
+ERROR_CODE = "sampan.error_code"
+"""Where in a request's scope a door notes the code of the error it told the client."""
 
 _STATUS_CODES = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large", 426: "upgrade_required"}
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -88,10 +90,10 @@ async def read_body(request: Request, bytes_max: int) -> bytes:
     return b"".join(chunks)
 
 
-async def on_server_error(_: Request, error: Exception) -> Response:
+async def on_server_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for a ServerError raised by a door."""
     assert isinstance(error, ServerError)
-    return error_response(error)
+    return _told(request.scope, error)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
@@ -102,10 +104,16 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
         405: f"{request.method} is not possible here",
     }
     code = _STATUS_CODES.get(error.status_code, "invalid_http")
-    response = error_response(error_of(code, words.get(error.status_code, error.detail)))
+    response = _told(request.scope, error_of(code, words.get(error.status_code, error.detail)))
     response.status_code = error.status_code
     response.headers.update(error.headers or {})
     return response
+
+
+def _told(scope: Scope, error: ServerError) -> Response:
+    """The response, with a note for the edge of what was told."""
+    scope[ERROR_CODE] = error.code
+    return error_response(error)
 
 
 class Edge:
@@ -115,7 +123,7 @@ class Edge:
         app: what answers.
         origins: which websites may ask, and see the answers.
         new_id: draws a process-unique id from a prefix.
-        on_reply: told the route, status and seconds of each finished request, for metrics.
+        on_error: told the code of each error that a client is told, for metrics.
     """
 
     def __init__(
@@ -124,12 +132,12 @@ class Edge:
         *,
         origins: OriginPolicy,
         new_id: Callable[[str], str],
-        on_reply: Callable[[str, int, float], None],
+        on_error: Callable[[str], None],
     ) -> None:
         self._app = app
         self._origins = origins
         self._new_id = new_id
-        self._on_reply = on_reply
+        self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; never raises for an HTTP one."""
@@ -145,17 +153,19 @@ class Edge:
         except Exception as error:  # noqa: BLE001 - the last net: one request fails, the server goes on
             _log.error("request_failed", extra={"request_id": reply.request_id}, exc_info=error)
             await self._answer_bug(scope, receive, reply)
-        self._on_reply(_route_of(scope), reply.status, asyncio.get_running_loop().time() - started)
+        if ERROR_CODE in scope:
+            self._on_error(scope[ERROR_CODE])
+        seconds = round(asyncio.get_running_loop().time() - started, 4)
+        line = {"route": _route_of(scope), "status": reply.status, "seconds": seconds}
+        _log.debug("http_request", extra={**line, "request_id": reply.request_id})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
             await self._preflight(headers)(scope, receive, send)
         elif scope["path"].startswith("/v1/") and not self._may_ask(scope, headers):
-            error = error_of(
-                "origin_not_allowed", "this website may not use this server: add its origin to the settings"
-            )
-            await error_response(error)(scope, receive, send)
+            error = error_of("origin_not_allowed", "this website may not ask: add its origin to the settings")
+            await _told(scope, error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -193,9 +203,8 @@ class Edge:
 
     async def _answer_bug(self, scope: Scope, receive: Receive, reply: "_Reply") -> None:
         if not reply.status:
-            await error_response(error_of("internal_error", "the server failed; the log has the cause"))(
-                scope, receive, reply
-            )
+            error = error_of("internal_error", "the server failed; its log has the cause")
+            await _told(scope, error)(scope, receive, reply)
 
 
 class _Reply:

@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from server.core.config import ServerConfig
 from server.gateway import listener
 from server.gateway.listener import (
     BoundedTransport,
@@ -107,8 +108,7 @@ class App:
 
 
 def config_of(app, **changes):
-    given = {"message_bytes_max": 65_536, "num_connections_max": 100} | changes
-    config = ListenConfig(app, **given)
+    config = ListenConfig(app, ServerConfig(**changes))
     config.load()
     return config
 
@@ -205,13 +205,13 @@ async def test_trailers_are_not_kept():
 
 
 async def test_one_connection_too_many_is_cut():
-    """Past num_connections_max nothing is parsed or answered."""
+    """Past connections_max nothing is parsed or answered."""
     app = App()
-    wire, state = connect(app, num_connections_max=1)
+    wire, state = connect(app, connections_max=1)
     late = Wire()
-    HttpProtocol(
-        config=config_of(app, num_connections_max=1), server_state=state, app_state={}
-    ).connection_made(late)
+    HttpProtocol(config=config_of(app, connections_max=1), server_state=state, app_state={}).connection_made(
+        late
+    )
     assert late.is_aborted
     assert not late.sent
     assert not wire.is_closed
@@ -332,7 +332,7 @@ async def test_broken_frames_end_with_1002(frames):
 async def test_too_much_ends_with_1009(frames):
     """The claim of a header is enough, and fragments are summed."""
     app = App()
-    wire, _ = await open_socket(app, message_bytes_max=64)
+    wire, _ = await open_socket(app, frame_bytes_max=64)
     wire.protocol.data_received(frames)
     await settle()
     assert close_code(wire.sent) == 1009

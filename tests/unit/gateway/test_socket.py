@@ -8,14 +8,16 @@ import random
 import pytest
 from starlette.websockets import WebSocket
 
-from server.core.errors import CLOSE_RESTART
-from server.core.types import SamplingParams
+from server.core.clock import CountingIds
+from server.core.errors import CLOSE_RESTART, error_of
+from server.core.events import SessionSettings
+from server.core.metrics import Metrics
 from server.gateway import socket as module
 from server.gateway.access.origins import OriginPolicy
 from server.gateway.drain import Drain
 from server.gateway.session.conversation import SessionLimits
 from server.gateway.session.live import LiveSession
-from server.gateway.socket import SocketDoor, SocketLimits
+from server.gateway.socket import SocketDoor
 from tests.fakes import FakeGenerator
 
 
@@ -81,19 +83,21 @@ class House:
     def __init__(self, *steps, origins=(), num_sockets_max=10, outbox_bytes_max=65_536, **generator):
         self.generator = FakeGenerator(*steps, **generator)
         self.drain = Drain(deadline_s=1, rng=random.Random(1))
-        self.codes = []
-        ids = iter(range(10**6))
+        self.metrics = Metrics()
         self.door = SocketDoor(
             generator=self.generator,
             origins=OriginPolicy.parse(origins),
             drain=self.drain,
-            new_id=lambda prefix: f"{prefix}_{next(ids)}",
-            limits=SocketLimits(
-                num_sockets_max=num_sockets_max, outbox_bytes_max=outbox_bytes_max, session=SessionLimits()
-            ),
-            sampling=SamplingParams(),
-            on_close=self.codes.append,
+            new_id=CountingIds().new_id,
+            limits=SessionLimits(),
+            settings=SessionSettings(model="", instructions="be brief"),
+            num_sockets_max=num_sockets_max,
+            outbox_bytes_max=outbox_bytes_max,
+            metrics=self.metrics,
         )
+
+    def count(self, name, **labels):
+        return self.metrics.registry.get_sample_value(name, labels)
 
     async def enter(self, **peer):
         peer = Peer(self, **peer)
@@ -125,7 +129,9 @@ async def test_a_turn_from_greeting_to_goodbye():
     assert "".join(event.get("delta", "") for event in peer.events) == "Paris"
     peer.leave(1000)
     await peer.gone()
-    assert house.codes == [1000]
+    assert house.count("sampan_sockets_closed_total", code="1000") == 1
+    assert house.count("sampan_sockets_open") == 0
+    assert house.generator.requests[0].items[0].text == "be brief"
 
 
 async def test_lines_on_the_plain_door():
@@ -283,7 +289,7 @@ async def test_a_peer_that_takes_nothing_is_closed_to_come_back(monkeypatch):
         peer.say(message)
     await peer.gone()
     assert peer.close == (4008, "slow reader")
-    assert house.codes == [4008]
+    assert house.count("sampan_sockets_closed_total", code="4008") == 1
 
 
 async def test_a_peer_that_asks_and_never_reads_is_not_heard_any_more(monkeypatch):
@@ -370,6 +376,32 @@ async def test_a_cut_from_outside_leaves_nothing():
         await peer.task
     assert not house.generator.running
     assert (house.door.num_open, house.drain.num_members) == (0, 0)
+
+
+@pytest.mark.parametrize(("code", "label"), [(1006, "1006"), (1001, "1001"), (4999, "other"), (1004, "other")])
+async def test_a_client_can_not_invent_metrics(code, label):
+    """Codes that we know have their own count; all others share one."""
+    house = House()
+    peer = await house.enter()
+    peer.leave(code)
+    await peer.gone()
+    assert house.count("sampan_sockets_closed_total", code=label) == 1
+
+
+async def test_errors_are_counted_by_code():
+    """Refusals, bad messages and failed turns alike."""
+    house = House(error_of("engine_error", "failed"), origins=["https://shop.example"])
+    await (await house.enter(headers=[(b"origin", b"null")])).gone()
+    await (await house.enter(query="model=none")).gone()
+    peer = await house.enter()
+    peer.say("{")
+    for message in ASK:
+        peer.say(message)
+    await settle()
+    peer.leave()
+    await peer.gone()
+    for code in ("origin_not_allowed", "model_not_found", "invalid_json", "engine_error"):
+        assert house.count("sampan_errors_total", code=code) == 1
 
 
 async def test_what_is_said_is_not_logged(caplog):

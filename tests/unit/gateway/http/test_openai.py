@@ -29,6 +29,7 @@ class Client:
     def __init__(self, generator):
         self.generator = generator
         self.drain = Drain(deadline_s=1, rng=random.Random(1))
+        self.errors = []
         self.left = asyncio.Event()
         self.takes = asyncio.Event()
         self.takes.set()
@@ -45,7 +46,7 @@ class Client:
             ],
             exception_handlers={ServerError: on_server_error, HTTPException: on_http_exception},
             middleware=[
-                Middleware(Edge, origins=OriginPolicy(), new_id="{}_1".format, on_reply=lambda *_: None)
+                Middleware(Edge, origins=OriginPolicy(), new_id="{}_1".format, on_error=self.errors.append)
             ],
         )
         self.status, self.headers, self.body, self.is_whole = 0, {}, b"", False
@@ -153,6 +154,7 @@ async def test_a_failure_in_mid_stream_is_one_error_frame():
     assert texts(chunks) == ["", "a", "b"]
     assert json.loads(last)["error"]["code"] == "internal_error"
     assert "secret" not in last
+    assert client.errors == ["internal_error"]
     assert client.is_whole
 
 

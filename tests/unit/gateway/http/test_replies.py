@@ -64,7 +64,7 @@ def client(seen):
                 Edge,
                 origins=OriginPolicy.parse([SHOP]),
                 new_id=lambda prefix: f"{prefix}_{next(ids)}",
-                on_reply=lambda route, status, seconds: seen.append((route, status, seconds >= 0)),
+                on_error=seen.append,
             )
         ],
     )
@@ -151,7 +151,7 @@ async def test_a_client_that_left_is_no_error(client, caplog, seen):
     await client.app(scope, receive, send)
     assert not sent
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
-    assert seen == [("/left", 0, True)]
+    assert not seen
 
 
 # ---- ids, headers, metrics -------------------------------------------------------------------------------
@@ -172,13 +172,22 @@ def test_a_request_has_an_id(client, asked, expected):
     assert client.get("/fine", headers={"x-request-id": asked}).headers["x-request-id"] == expected
 
 
-def test_every_reply_is_safe_and_counted_by_its_route(client, seen):
-    """Sniffing is off; labels are routes, never a client's path."""
-    for path in ("/fine", "/nothing/SECRET", "/refused"):
-        headers = client.get(path).headers
+def test_every_reply_is_safe_and_logged_by_its_route(client, seen, caplog):
+    """Sniffing is off; the log has routes, never a client's path; errors are counted by their code."""
+    caplog.set_level("DEBUG", logger=replies.__name__)
+    for path in ("/fine", "/nothing/SECRET?SECRET", "/refused", "/broken"):
+        headers = client.get(path, headers={"authorization": "Bearer SECRET"}).headers
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["vary"] == "Origin"
-    assert seen == [("/fine", 200, True), ("unrouted", 404, True), ("/refused", 429, True)]
+    lines = [record for record in caplog.records if record.msg == "http_request"]
+    assert [(line.route, line.status) for line in lines] == [
+        ("/fine", 200),
+        ("unrouted", 404),
+        ("/refused", 429),
+        ("/broken", 500),
+    ]
+    assert "SECRET" not in str([vars(record) for record in caplog.records])
+    assert seen == ["not_found", "queue_full", "internal_error"]
 
 
 # ---- websites --------------------------------------------------------------------------------------------
@@ -217,7 +226,7 @@ def test_a_preflight_runs_no_handler(client, path, seen):
     assert reply.headers["access-control-allow-origin"] == SHOP
     assert reply.headers["access-control-allow-headers"] == asked
     assert "POST" in reply.headers["access-control-allow-methods"]
-    assert seen == [("unrouted", 204, True)]
+    assert not seen
     other = client.options(path, headers={"origin": "https://evil.example", **headers})
     assert other.status_code == 204
     assert not [name for name in other.headers if name.startswith("access-control-allow")]
