@@ -21,6 +21,7 @@ from server.gateway.listener import (
     HttpProtocol,
     ListenConfig,
     SocketProtocol,
+    bind,
 )
 
 HANDSHAKE = (
@@ -477,3 +478,48 @@ def test_what_any_client_can_cause_is_not_logged(line, expected):
     """Our own faults still are."""
     record = logging.LogRecord("uvicorn.error", logging.ERROR, "", 0, line, (), None)
     assert ClientNoise().filter(record) is expected
+
+
+# ---- binding ---------------------------------------------------------------------------------------------
+
+
+def test_a_port_is_bound_before_anything_else():
+    """0 lets the system choose; both families work."""
+    for host in ("127.0.0.1", "::1"):
+        with bind(ServerConfig(host=host, port=0)) as listener:
+            assert listener.getsockname()[1] > 0
+
+
+def test_a_busy_port_says_what_to_do():
+    """One sentence: where, why, and the way out."""
+    with bind(ServerConfig(port=0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(OSError, match="another program listens there") as caught:
+            bind(ServerConfig(port=port))
+    assert caught.value.strerror.startswith(f"cannot listen on 127.0.0.1:{port}: ")
+    assert "--server.port" in caught.value.strerror
+
+
+@pytest.mark.parametrize("host", ["203.0.113.1", "nowhere.invalid"])
+def test_an_address_that_is_not_ours_says_so(host):
+    """The system's own reason, with the address."""
+    with pytest.raises(OSError, match=f"cannot listen on {host}:0: "):
+        bind(ServerConfig(host=host, port=0))
+
+
+def test_a_socket_file_is_replaced_when_nobody_listens(tmp_path):
+    """A killed server leaves its file behind; a living one keeps it."""
+    path = str(tmp_path / "s")
+    bind(ServerConfig(uds=path)).close()
+    with bind(ServerConfig(uds=path)), pytest.raises(OSError, match="another program listens there"):
+        bind(ServerConfig(uds=path))
+    with pytest.raises(OSError, match="cannot listen on"):
+        bind(ServerConfig(uds=str(tmp_path / "none" / "s")))
+
+
+def test_a_file_that_is_no_socket_is_not_touched(tmp_path):
+    """A wrong path must not cost a file."""
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(OSError, match="cannot listen"):
+        bind(ServerConfig(uds=str(tmp_path / "notes")))
+    assert (tmp_path / "notes").read_text() == "mine"
