@@ -192,7 +192,13 @@ def _message(item_id: str, status: str, content: list[Frame], role: str = "assis
 
 
 def _error(error: ServerError) -> Frame:
-    return {"type": error.row.type, "code": error.code, "message": error.message, "param": error.param}
+    return {**_cause(error), "param": error.param}
+
+
+def _cause(error: ServerError) -> Frame:
+    """The wait is ours to add: the protocol has no place for it, and a client that knows it returns in time."""
+    wait = {} if error.retry_after_ms is None else {"retry_after_ms": error.retry_after_ms}
+    return {"type": error.row.type, "code": error.code, "message": error.message, **wait}
 
 
 def _status_details(status: str, reason: str | None, error: ServerError | None) -> Frame | None:
@@ -202,7 +208,7 @@ def _status_details(status: str, reason: str | None, error: ServerError | None) 
     if reason is not None:
         details["reason"] = reason
     if error is not None:
-        details["error"] = {"type": error.row.type, "code": error.code, "message": error.message}
+        details["error"] = _cause(error)
     return details
 
 

@@ -111,6 +111,15 @@ def test_a_failed_turn_closes_its_parts_and_tells_why():
     assert {"type": "failed", "error": wanted} == done["response"]["status_details"]
 
 
+def test_a_wait_is_told_where_we_know_one():
+    """A client may then retry in time instead of by guess; where there is none, no field is there."""
+    busy = error_of("queue_full", "12 requests wait", retry_after_ms=7_000)
+    (frame,) = frames_of(Failed(error=busy, event_id=None))
+    assert frame["error"]["retry_after_ms"] == 7_000
+    done = frames_of(started(), finished(reason=FinishReason.ERROR, text="", error=busy))[-1]
+    assert done["response"]["status_details"]["error"]["retry_after_ms"] == 7_000
+
+
 def test_an_ended_turn_is_forgotten():
     """A connection that lives for days holds its open turns only."""
     encoder = EventFrames()
