@@ -333,7 +333,7 @@ function browserEnvironment() {
     random: Math.random,
     setTimeout: globalThis.setTimeout.bind(globalThis),
     clearTimeout: globalThis.clearTimeout.bind(globalThis),
-    soon: queueMicrotask,
+    soon: (run) => queueMicrotask(run),
     isOnline: () => navigator.onLine !== false,
     now() {
       const before = wall;

@@ -53,8 +53,7 @@ class Page {
     this._savedAt = 0;
     this._drawTimer = null;
     this._wasTroubled = false;
-    this._seenWord = "";
-    this._seenBanner = "";
+    this._bannerText = "";
     this._listen();
     this._showWords();
   }
@@ -110,6 +109,7 @@ class Page {
     this._store.saveSettings(this._settings);
     this._showWords();
     this._openSettings();
+    this._document.getElementById("language").focus();
   }
 
   _openSettings() {
@@ -165,27 +165,32 @@ class Page {
     const { messages, phase } = this._conversation;
     const now = Date.now();
     this._view.render({ messages, phase, now });
-    this._drawStatus();
-    const isCounting = messages.some((message) => message.error?.retryAt > now);
-    if (isCounting) this._drawLater(500);
+    // Seconds that count down are drawn twice a second: none is shown late.
+    const wait = messages.some((message) => message.error?.retryAt > now) ? 500 : Infinity;
+    this._drawLater(Math.min(wait, this._drawStatus()));
   }
 
   _drawStatus() {
     const now = this._connection.now();
     const { word, banner, changesAt } = describe(this._connection.snapshot(), this._conversation.notice, now, this._words);
-    const model = this._conversation.session?.model ?? this._conversation.defaults?.model;
-    const line = model ? `${model} · ${word}` : word;
-    if (line !== this._seenWord) this._document.getElementById("state").textContent = this._seenWord = line;
-    if ((banner?.text ?? "") !== this._seenBanner) this._drawBanner(banner);
-    if (changesAt !== null) this._drawLater(changesAt - now);
+    const model = this._conversation.session?.model ?? this._conversation.defaults?.model ?? "";
+    this._setText("model", model);
+    this._setText("link", word);
+    const text = banner?.text ?? "";
+    if (text !== this._bannerText) this._drawBanner(banner);
+    this._bannerText = text;
+    return changesAt === null ? Infinity : changesAt - now;
+  }
+
+  _setText(id, text) {
+    const shown = this._document.getElementById(id);
+    if (shown.textContent !== text) shown.textContent = text;
   }
 
   _drawBanner(banner) {
-    const byId = (id) => this._document.getElementById(id);
-    this._seenBanner = banner?.text ?? "";
-    byId("banner").hidden = banner === null;
-    byId("banner-text").textContent = this._seenBanner;
-    byId("banner-action").textContent = banner?.action ?? "";
+    this._document.getElementById("banner").hidden = banner === null;
+    this._setText("banner-text", banner?.text ?? "");
+    this._setText("banner-action", banner?.action ?? "");
     // The countdown is for the eye; the ear is told once that it began, and once that it is over.
     if (banner !== null && !this._wasTroubled) this._view.say(banner.text);
     if (banner === null && this._wasTroubled) this._view.say(this._words.backOnline);
@@ -194,6 +199,7 @@ class Page {
 
   _drawLater(wait) {
     clearTimeout(this._drawTimer);
+    if (wait === Infinity) return;
     this._drawTimer = setTimeout(() => this._clock.schedule(), Math.max(50, wait));
   }
 

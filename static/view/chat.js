@@ -59,11 +59,12 @@ export class ChatView {
     const keys = new Set(state.messages.map((message) => message.key));
     for (const [key, view] of this._views) if (!keys.has(key)) this._remove(key, view);
     const canAsk = state.phase === "idle";
+    const isQueued = state.phase === "queued";
     const lastIndex = state.messages.length - 1;
     state.messages.forEach((message, index) => {
       const isNew = !this._views.has(message.key);
       if (isNew) this._add(message);
-      this._views.get(message.key).update(message, { isLast: index === lastIndex, canAsk, now: state.now });
+      this._views.get(message.key).update(message, { isLast: index === lastIndex, isQueued, canAsk, now: state.now });
       this._tell(message, isNew);
     });
     this._welcome.hidden = state.messages.length > 0;

@@ -31,10 +31,13 @@ export class MessageView {
     this.element = element(document, "div", attributes, heading, this._text, this._dots, this._note, this._actions);
   }
 
-  /** `place`: {isLast, canAsk, now}: where it stands, and whether an answer may be asked for. */
+  /**
+   * `place`: {isLast, isQueued, canAsk, now}: where it stands, whether the last question still waits for a
+   * connection, and whether an answer may be asked for.
+   */
   update(message, place) {
     const seconds = secondsUntil(message.error?.retryAt, place.now);
-    const seen = [message.version, message.status, place.isLast, place.canAsk, seconds].join();
+    const seen = [message.version, message.status, place.isLast, place.isQueued, place.canAsk, seconds].join();
     if (seen === this._seen) return;
     this._seen = seen;
     const isRunning = RUNNING.has(message.status);
@@ -43,6 +46,7 @@ export class MessageView {
     this._setLanguage(message.text, isRunning);
     this.element.classList.toggle("is-running", isRunning);
     this._dots.hidden = !(isRunning && message.text === "");
+    this.element.hidden = message.status === "waiting" && place.isQueued;
     this._setNote(noteOf(message, place, this._words), message.error ? seconds : 0);
     this._setActions(actionsOf(message, place), this._words);
   }
