@@ -93,6 +93,7 @@ class AdmissionQueue:
     def __init__(self) -> None:
         self._lanes: dict[str, _Lane] = {}
         self._ring: deque[_Lane] = deque()  # exactly the lanes that hold somebody
+        self._has_visited = False  # whether the lane at the front has had its visit
         self._earliest_deadline = inf
         self._num_waiting = 0
         self.num_tokens = 0
@@ -187,13 +188,13 @@ class AdmissionQueue:
     def _earn(self) -> _Lane:
         """Turn the ring until its front can pay, in one reckoning instead of visit by visit.
 
-        The lane that could not pay goes to the back; then every lane visited earns a quantum.
+        A visited lane that cannot pay goes to the back; then every lane visited earns a quantum.
         """
         ring = self._ring
-        ring.rotate(-1)
-        visits = [
-            max(1, ceil((_cost_of(lane.waiting[0]) - lane.deficit) / QUANTUM_TOKENS)) for lane in ring
-        ]
+        if self._has_visited:
+            ring.rotate(-1)
+        self._has_visited = True
+        visits = [max(1, ceil((_cost_of(lane.waiting[0]) - lane.deficit) / QUANTUM_TOKENS)) for lane in ring]
         rounds = min(visits)
         winner = visits.index(rounds)
         for at, lane in enumerate(ring):
@@ -208,6 +209,7 @@ class AdmissionQueue:
     def _close(self, lane: _Lane) -> None:
         """Forget a tenant nobody waits for; what it had earned is forfeit."""
         del self._lanes[lane.tenant]
+        self._has_visited &= lane is not self._ring[0]
         self._ring.remove(lane)
 
 

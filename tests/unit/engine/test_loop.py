@@ -4,12 +4,14 @@
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.core.errors import ServerError
 from server.core.types import FinishReason
+from server.engine.compute.sampler import uniform
 from server.engine.loop import EngineLoop
 from server.engine.scheduler import Scheduler, SchedulerLimits
 from server.engine.sequence import Submission, TokenParams
@@ -77,6 +79,16 @@ def test_text_is_the_same_alone_and_among_others(arrivals, chunk):
             collect(loop, outputs)
     finish(loop, outputs)
     assert outputs == {str(name): alone(submission(name)) for name in range(len(arrivals))}
+
+
+def test_each_token_has_its_own_randomness():
+    """With the same odds at every place, the tokens are those that (seed, index) name."""
+    loop, runner = loop_of()
+    runner._logprobs = lambda _tokens: np.full(97, -np.log(97), np.float32)
+    request = submission(3, temperature=1.0, top_p=1.0, end_token_ids=())
+    loop.submit(request)
+    tokens, _ = finish(loop)["3"]
+    assert tokens == tuple(int(uniform(3, index) * 97) for index in range(12))
 
 
 @pytest.mark.parametrize("num_known", [0, 1, 5, 11, 12])

@@ -144,9 +144,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
             step = self.scheduler.schedule(self.now)
             self.take(step.ended)
-            self.take(
-                self.scheduler.commit(step, [2 if row.is_last else None for row in step.rows], self.now)
-            )
+            self.take(self.scheduler.commit(step, [2 if row.is_last else None for row in step.rows], self.now))
         assert not self.scheduler.has_work
         assert all(expected == code for expected, code in self.refusals)
         assert self.ends == Counter(map(str, range(self.num_added))), "each ends exactly once"
@@ -211,6 +209,17 @@ def test_short_prompts_of_neighbours_share_a_forward():
         scheduler.add(submission(name, num_tokens), 0.0)
     step, _ = run_step(scheduler)
     assert [[row.num_tokens for row in forward] for forward in step.forwards] == [[4, 5, 4], [16]]
+
+
+def test_prompts_share_a_forward_only_side_by_side():
+    """Much padding, or a slot of somebody else between them, keeps prompts apart."""
+    scheduler = Scheduler(replace(LIMITS, max_num_batched_tokens=60, prefill_chunk_tokens=48))
+    scheduler.add(submission("a", 16), 0.0)
+    scheduler.add(submission("b", 1, max_tokens=9), 0.0)
+    scheduler.add(submission("c", 16), 0.0)
+    scheduler.add(submission("d", 4), 0.0)
+    step, _ = run_step(scheduler)
+    assert [[row.num_tokens for row in forward] for forward in step.forwards] == [[1], [16], [16], [4]]
 
 
 def test_a_hole_is_filled_when_nobody_waits():
@@ -280,6 +289,17 @@ def test_cancel_ends_in_the_next_step_whatever_the_phase(num_steps):
     assert (scheduler.has_work, scheduler.snapshot().num_free_slots) == (False, 4)
 
 
+@pytest.mark.parametrize("result", [2, END, RowFault(message="x")])
+def test_cancel_wins_over_what_its_forward_brings(result):
+    """A row cancelled while it computes delivers nothing more, whatever the forward made of it."""
+    scheduler = Scheduler(LIMITS)
+    scheduler.add(submission("a"), 0.0)
+    step = scheduler.schedule(0.0)
+    scheduler.cancel("a")
+    (output,) = scheduler.commit(step, [result], 0.0)
+    assert (output.reason, output.token_ids, scheduler.has_work) == (FinishReason.CANCELLED, (), False)
+
+
 def test_a_row_waits_no_longer_than_it_said():
     """At its deadline a waiter ends with queue_timeout and is never computed; running rows have none."""
     scheduler = Scheduler(LIMITS)
@@ -304,9 +324,7 @@ def test_known_outputs_are_computed_one_by_one_and_not_delivered():
         step, outputs = run_step(scheduler, token=7)
         seen += [(row.start, row.num_tokens, row.is_last) for row in step.rows]
         tokens += [token for each in outputs for token in each.token_ids]
-    assert seen == [
-        (0, 8, False), (8, 2, False), (10, 1, False), (11, 1, False), (12, 1, True), (13, 1, True)
-    ]
+    assert seen == [(0, 8, False), (8, 2, False), (10, 1, False), (11, 1, False), (12, 1, True), (13, 1, True)]
     assert tokens == [7, 7]
 
 

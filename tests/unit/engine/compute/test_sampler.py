@@ -17,9 +17,7 @@ from server.engine.compute.sampler import (
 from server.engine.sequence import RowFault, TokenParams
 
 TOPK = 16
-PLAIN = TokenParams(
-    temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7, max_tokens=8, end_token_ids=()
-)
+PLAIN = TokenParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7, max_tokens=8, end_token_ids=())
 
 
 def top_of(logits, topk=TOPK):
@@ -170,6 +168,14 @@ def test_randomness_is_a_pinned_function_of_seed_and_index():
 
 
 PINNED = [0.7215081806049702, 0.15589407130731636, 0.266645678882962]
+
+
+def test_a_tail_that_is_cut_off_is_never_read():
+    """When top_k or min_p end within the sorted ids, these settle the choice."""
+    sampler, top = Sampler(300), top_of(noise(1))
+    for changes in ({"top_k": 9}, {"min_p": 0.5}):
+        sampler.sample(top, [SampleRow(at=0, params=replace(PLAIN, **changes), index=i) for i in range(50)])
+    assert sampler.num_full_rows == 0
 
 
 def test_the_tail_is_seldom_weighed():
