@@ -3,21 +3,23 @@
 
 Layout: `<home>/models/<model_id>/<quantization>/` with manifest.json, model.onnx, model.onnx.data,
 tokenizer.json, chat_template.jinja. A package exists when its manifest does: it is built in a sibling
-`.<quantization>.partial-<pid>` and renamed whole, so a killed build leaves nothing that loads.
+`.<quantization>.partial-<pid>` and renamed whole, so a killed build leaves nothing that loads. A lock on such
+a sibling says that its process lives; without one it is rubbish, and the next build sweeps it.
 
 The one module of `models` that a serving process imports: it knows neither numpy nor ONNX.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -100,21 +102,62 @@ class Manifest:
         Raises:
             ValueError: not JSON, another format, or a field that is missing, unknown or of a wrong kind.
         """
-        value = json.loads(text)
+        try:
+            value = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
         if not isinstance(value, dict):
             raise ValueError("not an object")
         if value.get("format") != FORMAT:
             raise ValueError(f"format {value.get('format')!r}, this version reads {FORMAT}")
-        known = {entry.name for entry in fields(cls)}
-        if known != set(value):
-            raise ValueError(f"fields {sorted(known ^ set(value))} are missing or unknown")
-        try:
-            value["shape"] = GraphShape(**value["shape"])
-            value["files"] = {name: FileEntry(**entry) for name, entry in value["files"].items()}
-            value["end_token_ids"] = tuple(int(token) for token in value["end_token_ids"])
-        except (TypeError, AttributeError) as error:
-            raise ValueError(str(error)) from error
+        _check_fields(cls, value)
+        wrong = [name for name, is_right in _KINDS.items() if not is_right(value[name])]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} cannot be {', '.join(repr(value[name]) for name in wrong)}")
+        _check_fields(GraphShape, value["shape"])
+        for entry in value["files"].values():
+            _check_fields(FileEntry, entry)
+        value["shape"] = GraphShape(**value["shape"])
+        value["files"] = {name: FileEntry(**entry) for name, entry in value["files"].items()}
+        value["end_token_ids"] = tuple(value["end_token_ids"])
         return cls(**value)
+
+
+def _check_fields(kind: type, value: Mapping[str, object]) -> None:
+    known = {entry.name for entry in fields(kind)}
+    if known != set(value):
+        raise ValueError(f"fields {sorted(known ^ set(value))} are missing or unknown")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_mapping(value: object, is_right: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and all(is_right(entry) for entry in value.values())
+
+
+def _is_file(value: object) -> bool:
+    return isinstance(value, dict) and _is_count(value.get("size")) and _is_text(value.get("sha256"))
+
+
+# a manifest's field → whether a JSON value can be it; the keys inside are checked after
+_KINDS: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("model_id", "quantization", "family", "fingerprint"), _is_text),
+    **dict.fromkeys(("created", "num_tokens"), _is_count),
+    **dict.fromkeys(("bos_token_id", "eos_token_id"), lambda value: value is None or _is_count(value)),
+    "license": lambda value: value is None or _is_text(value),
+    "adds_bos": lambda value: isinstance(value, bool),
+    "source": lambda value: _is_mapping(value, lambda entry: isinstance(entry, str)),
+    "shape": lambda value: _is_mapping(value, lambda entry: _is_count(entry) and entry > 0),
+    "end_token_ids": lambda value: isinstance(value, list) and all(map(_is_count, value)),
+    "files": lambda value: _is_mapping(value, _is_file) and {GRAPH, TOKENIZER} <= set(value),
+    "fidelity": lambda value: _is_mapping(value, lambda entry: isinstance(entry, int | float)),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,11 +258,10 @@ def remove_package(home: Path, model_id: str, quantization: str) -> int:
     if not path.is_dir():
         raise PackageError(f"no model package {model_id} ({quantization}) in {home}")
     num_bytes = sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
-    doomed = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    doomed = path.with_name(f".{path.name}.doomed.partial-{os.getpid()}")
     path.rename(doomed)
-    shutil.rmtree(doomed)
-    if not any(path.parent.iterdir()):
-        path.parent.rmdir()
+    shutil.rmtree(doomed, ignore_errors=True)
+    _remove_if_empty(path.parent)
     return num_bytes
 
 
@@ -228,34 +270,57 @@ def package_writer(home: Path, model_id: str, quantization: str) -> Iterator[Pat
     """Yield a temporary folder that becomes the package if the block ends well, and vanishes if it does not.
 
     The block must leave a manifest there. An older package of the same name is replaced at the end only.
+
+    Raises:
+        PackageError: another process builds the same package under this process's id.
     """
     target = package_path(home, model_id, quantization)
     target.parent.mkdir(parents=True, exist_ok=True)
     sweep_partials(home)
-    folder = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    try:
+        with scratch_folder(target.parent, target.name) as folder:
+            yield folder
+            assert (folder / MANIFEST).exists(), "a package is published by its manifest"
+            for path in (*folder.iterdir(), folder):
+                _sync(path)
+            _replace_folder(folder, target)
+    finally:
+        _remove_if_empty(target.parent)
+
+
+@contextmanager
+def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
+    """Yield a new locked folder `.{name}.partial-{pid}` in `parent`; what is left there at the end vanishes.
+
+    Raises:
+        PackageError: another process with this process's id (in another container) works there.
+    """
+    folder = parent / f".{name}.partial-{os.getpid()}"
+    handle = _make_locked(folder)
     try:
         yield folder
-        assert (folder / MANIFEST).exists(), "a package is published by its manifest"
-        for path in folder.iterdir():
-            _sync(path)
-        _replace_folder(folder, target)
-    except BaseException:
+    finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if target.parent.is_dir() and not any(target.parent.iterdir()):
-            target.parent.rmdir()
-        raise
+        os.close(handle)
 
 
 def sweep_partials(home: Path) -> list[Path]:
-    """Remove what killed builds left behind: partial folders whose process is gone."""
+    """Remove what killed processes left behind: partial folders that nobody has locked.
+
+    A package that was moved aside by a build which died before its new one stood there is put back.
+    """
     swept = []
-    for path in home.glob("models/*/.*.partial-*"):
-        pid = path.name.rpartition("-")[2]
-        if pid.isdigit() and int(pid) != os.getpid() and not Path(f"/proc/{pid}").exists():
+    for path in (*home.glob("models/*/.*.partial-*"), *home.glob("downloads/.*.partial-*")):
+        handle = _lock(path)
+        if handle is None:
+            continue
+        replaced = path.with_name(path.name[1:].partition(".old.partial-")[0])
+        if ".old.partial-" in path.name and not replaced.exists():
+            path.rename(replaced)
+        else:
             shutil.rmtree(path, ignore_errors=True)
-            swept.append(path)
+        os.close(handle)
+        swept.append(path)
     return swept
 
 
@@ -292,7 +357,7 @@ def _package_folders(home: Path) -> list[Path]:
 
 
 def _verify_file(folder: Path, name: str, entry: FileEntry, *, is_deep: bool) -> None:
-    if Path(name).name != name:
+    if Path(name).name != name or name in ("", ".."):
         raise PackageError(f"{folder / MANIFEST} names a file outside its folder: {name!r}")
     path = folder / name
     if not path.is_file():
@@ -309,14 +374,62 @@ def _rebuild_hint(folder: Path) -> str:
 
 
 def _replace_folder(folder: Path, target: Path) -> None:
-    old: Path | None = None
-    if target.exists():
-        old = target.with_name(f".{target.name}.old.partial-{os.getpid()}")
-        target.rename(old)
-    folder.rename(target)
-    _sync(target.parent)
-    if old is not None:
-        shutil.rmtree(old)
+    old = target.with_name(f".{target.name}.old.partial-{os.getpid()}")
+    handle = _lock(target)  # moves with the folder: no sweep takes it for rubbish between the two renames
+    try:
+        if handle is not None:
+            target.rename(old)
+        folder.rename(target)
+        _sync(target.parent)
+    except OSError:
+        if old.exists() and not target.exists():
+            old.rename(target)
+        raise
+    finally:
+        if handle is not None:
+            os.close(handle)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _make_locked(folder: Path) -> int:
+    """Make a folder and lock it; begins again if a sweep took it in between."""
+    while True:
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            raise PackageError(
+                f"{folder} is in use by another process; wait for it, then start again"
+            ) from None
+        handle = _lock(folder)
+        if handle is None:
+            continue
+        if folder.exists():
+            return handle
+        os.close(handle)
+
+
+def _lock(folder: Path) -> int | None:
+    """An open handle that holds the folder's lock, or None if somebody else does or it is not there.
+
+    On a disk that knows no locks everybody gets one: two builds at once are then for the user to avoid.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    except OSError:
+        return handle
+    return handle
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _sync(path: Path) -> None:
