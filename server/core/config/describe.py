@@ -22,7 +22,8 @@ def toml_value(value: Value) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(toml_value(each) for each in value) + "]"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)  # a JSON string is a TOML basic string
+        # A JSON string is a TOML basic string, but for DEL, which TOML wants escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return json.dumps(value)
 
 

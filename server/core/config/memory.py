@@ -5,6 +5,7 @@ Pure but for `memory_limit_bytes`, which reads two files of the kernel. An estim
 says what it counts, so that who doubts the sum can check it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,23 +101,36 @@ def memory_limit_bytes(root: Path = Path("/")) -> tuple[int, str] | None:
     `root` stands before `sys/fs/cgroup` and `proc`.
     """
     machine = _machine_bytes(root)
-    for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = (root / name).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if text.isdigit() and (machine is None or int(text) < machine):
-            return int(text), "container"
+    container = min(_container_bytes(root), default=None)
+    if container is not None and (machine is None or container < machine):
+        return container, "container"
     return None if machine is None else (machine, "machine")
 
 
+def _container_bytes(root: Path) -> Iterator[int]:
+    """Every limit that binds this process: its own group's and those of the groups above it, v2 and v1."""
+    for line in _read(root / "proc/self/cgroup").splitlines() or ["0::/"]:
+        _, controllers, group = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        mount, name = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
+        parts = [part for part in group.split("/") if part not in ("", "..")]
+        for depth in range(len(parts) + 1):
+            text = _read(root.joinpath("sys/fs/cgroup", mount, *parts[:depth], name)).strip()
+            if text.isdigit():
+                yield int(text)
+
+
 def _machine_bytes(root: Path) -> int | None:
-    try:
-        lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    for line in lines:
+    for line in _read(root / "proc/meminfo").splitlines():
         name, _, rest = line.partition(":")
         if name == "MemTotal":
             return int(rest.split()[0]) * 1024
     return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return ""

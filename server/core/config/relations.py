@@ -19,17 +19,20 @@ SLOWEST_TOKENS_PER_S = 50
 OUTBOX_ITEMS = 4
 """An item is echoed twice and read back in whole, in JSON: this many times its text must fit the outbox."""
 
+Relation = tuple[bool, tuple[str, ...], str]
+"""Whether it holds, the settings it joins, and what must be."""
+
 
 def broken_relations(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield each contradiction as the settings it joins and a sentence."""
-    for is_kept, paths, sentence in _relations(config):
+    for is_kept, paths, sentence in (*_client_relations(config), *_engine_relations(config)):
         if not is_kept:
             yield paths, sentence
     yield from _addresses(config)
 
 
-def _relations(config: Config) -> Iterator[tuple[bool, tuple[str, ...], str]]:
-    server, engine, session = config.server, config.engine, config.session
+def _client_relations(config: Config) -> Iterator[Relation]:
+    server, session = config.server, config.session
     yield (
         server.connections_max >= server.sockets_max + HEADROOM,
         ("server.connections_max", "server.sockets_max"),
@@ -60,6 +63,10 @@ def _relations(config: Config) -> Iterator[tuple[bool, tuple[str, ...], str]]:
         ("session.instructions", "session.item_bytes_max"),
         "must not be longer than session.item_bytes_max",
     )
+
+
+def _engine_relations(config: Config) -> Iterator[Relation]:
+    engine = config.engine
     yield (
         engine.max_num_batched_tokens >= engine.max_num_seqs + engine.prefill_chunk_tokens,
         ("engine.max_num_batched_tokens", "engine.max_num_seqs", "engine.prefill_chunk_tokens"),
