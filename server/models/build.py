@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from server.models.check import check_package
@@ -30,10 +32,12 @@ from server.models.package import (
     package_writer,
     unix_now,
 )
-from server.models.quantize import channel_scales
+from server.models.quantize import Shared, channel_scales
 from server.models.readers.checkpoint import Checkpoint, FloatArray, TextFiles
 from server.models.reference import ReferenceModel
 from server.models.texts import CALIBRATION
+
+SAMPLE_STRIDE = 2  # every second token is enough to choose scales, and halves the memory
 
 Report = Callable[[str, int, int], None]
 """report(stage, done, total) is called as work goes on."""
@@ -126,52 +130,67 @@ def _manifest(
 
 
 def _migration(checkpoint: Checkpoint, text: TextFiles, report: Report) -> dict[str, FloatArray]:
-    """Channel scales of every product, from the largest inputs that the calibration texts cause."""
-    largest: dict[str, FloatArray] = {}
+    """Channel scales of the products, found on the inputs that the calibration texts cause."""
+    samples: dict[str, list[FloatArray]] = {}
 
     def observe(name: str, x: FloatArray) -> None:
-        peak = np.abs(x).max(axis=0)
-        largest[name] = np.maximum(largest[name], peak) if name in largest else peak
+        if not name.endswith(".down"):
+            samples.setdefault(name, []).append(x[::SAMPLE_STRIDE].copy())
 
-    tokenizer = Tokenizer.from_str(text.tokenizer_json)
     model = ReferenceModel(checkpoint)
-    for done, content in enumerate(CALIBRATION.values()):
-        report("calibrate", done, len(CALIBRATION))
+    num_layers = checkpoint.config.num_layers
+    total = num_layers + len(CALIBRATION)
+    for done, ids in enumerate(_calibration_ids(text)):
+        report("calibrate", done, total)
         model.reset()
-        ids = tokenizer.encode(content, add_special_tokens=False).ids[: checkpoint.config.context_length]
-        model.forward(ids, observe)
-    report("calibrate", len(CALIBRATION), len(CALIBRATION))
+        model.forward(ids[: checkpoint.config.context_length], observe)
     scales: dict[str, FloatArray] = {}
-    for layer in range(checkpoint.config.num_layers):
-        scales |= _layer_scales(checkpoint, layer, largest)
+    for layer in range(num_layers):
+        report("calibrate", len(CALIBRATION) + layer, total)
+        scales |= _layer_scales(checkpoint, layer, samples)
+    report("calibrate", total, total)
     return scales
 
 
+def _calibration_ids(text: TextFiles) -> list[list[int]]:
+    """The calibration texts as the model will meet them: each half asked, half answered, in its template."""
+    tokenizer = Tokenizer.from_str(text.tokenizer_json)
+    prompts = []
+    for content in CALIBRATION.values():
+        cut = len(content) // 2
+        asked, answered = content[:cut], content[cut:]
+        if text.chat_template is not None:
+            try:
+                template = ImmutableSandboxedEnvironment(trim_blocks=True).from_string(text.chat_template)
+                asked = template.render(
+                    messages=[{"role": "user", "content": asked}], add_generation_prompt=True
+                )
+            except TemplateError:
+                pass  # a template that wants more than this is tried where it is used; plain text does here
+        prompts.append(tokenizer.encode(asked + answered, add_special_tokens=False).ids)
+    return prompts
+
+
 def _layer_scales(
-    checkpoint: Checkpoint, layer: int, largest: Mapping[str, FloatArray]
+    checkpoint: Checkpoint, layer: int, samples: Mapping[str, list[FloatArray]]
 ) -> dict[str, FloatArray]:
     name, config = f"layers.{layer}", checkpoint.config
 
-    def columns(*sources: str) -> FloatArray:
-        tensors = [checkpoint.tensor(f"model.{name}.{source}.weight") for source in sources]
-        peak: FloatArray = np.max([np.abs(tensor).max(axis=0) for tensor in tensors], axis=0)
-        return peak
+    def scales(product: str, *sources: str, share: Shared = lambda values: values) -> FloatArray:
+        weights = [checkpoint.tensor(f"model.{name}.{source}.weight") for source in sources]
+        return channel_scales(np.concatenate(samples[f"{name}.{product}"]), np.concatenate(weights), share)
 
     def by_kv_head(values: FloatArray) -> FloatArray:
-        """Largest over the query heads that share a value head: [heads × dim] → [kv heads × dim]."""
-        shape = (config.num_kv_heads, config.num_heads // config.num_kv_heads, config.head_dim)
-        shared: FloatArray = values.reshape(shape).max(axis=1).reshape(-1)
+        """Equal over the query heads that share a value head, whose row takes the scale: root mean square."""
+        heads = values.reshape(config.num_kv_heads, -1, config.head_dim)
+        joint = np.sqrt((heads * heads).mean(axis=1, keepdims=True))
+        shared: FloatArray = np.broadcast_to(joint, heads.shape).reshape(-1)
         return shared
 
-    value = channel_scales(by_kv_head(largest[f"{name}.o"]), by_kv_head(columns("self_attn.o_proj")))
-    group = config.num_heads // config.num_kv_heads
-    spread = value.reshape(config.num_kv_heads, 1, config.head_dim).repeat(group, axis=1).reshape(-1)
+    output = scales("o", "self_attn.o_proj", share=by_kv_head)
     return {
-        f"{name}.qkv": channel_scales(
-            largest[f"{name}.qkv"], columns("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        ),
-        f"{name}.o": spread,
-        f"{name}.v": value,
-        f"{name}.gate_up": channel_scales(largest[f"{name}.gate_up"], columns("mlp.gate_proj", "mlp.up_proj")),
-        f"{name}.down": channel_scales(largest[f"{name}.down"], columns("mlp.down_proj")),
+        f"{name}.qkv": scales("qkv", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        f"{name}.o": output,
+        f"{name}.v": output.reshape(config.num_kv_heads, -1, config.head_dim)[:, 0].reshape(-1),
+        f"{name}.gate_up": scales("gate_up", "mlp.gate_proj", "mlp.up_proj"),
     }

@@ -4,13 +4,15 @@
     fp32   MatMul
     w8a8   int8 weights per output channel × uint8 activations per row (zero point 128): the row's largest
            magnitude sets its scale, so no row's bits depend on another's. Per-tensor activations are ruled
-           out: they let one user's text change another's.
+           out: they let one user's text change another's. The MLP's down product, whose inputs have the
+           wildest outliers, has int8 blocks of 32 on both sides instead.
     w8     8-bit blocks of 32 (MatMulNBits) × float32 activations
     w4     4-bit blocks of 32 on the source's own grid where it has one; head and finer tensors as in w8
 
 A matrix that quantises to nothing but zeros, or holds a value that is not finite, is refused.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from server.models.readers.checkpoint import CheckpointError, FloatArray, Packed
 
 BLOCK = 32
 ZERO_POINT = 128
+ACCURACY_INT8 = 4  # MatMulNBits: activations as int8 with a scale for each block
 
 
 class Products:
@@ -49,7 +52,7 @@ class Products:
             raise CheckpointError(f"weight {name} is all zero; fetch the model again")
         if self.quantization == "fp32":
             return self.writer.node("MatMul", [x, self.writer.tensor(f"{name}.w", weight.T)], [f"{name}.out"])
-        if self.quantization == "w8a8":
+        if self.quantization == "w8a8" and not name.endswith(".down"):
             return self._w8a8(name, x, weight)
         return self._blocks(name, x, weight, packed)
 
@@ -125,6 +128,8 @@ class Products:
             self.writer.tensor(f"{name}.zero", zeros),
         ]
         shape = {"K": columns, "N": rows, "bits": bits, "block_size": BLOCK}
+        if self.quantization == "w8a8":
+            shape["accuracy_level"] = ACCURACY_INT8
         return self.writer.node("MatMulNBits", inputs, [f"{name}.out"], domain=CONTRIB, **shape)
 
 
@@ -166,19 +171,46 @@ def pack_rows(zeros: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return padded[:, 0::2] | padded[:, 1::2] << np.uint8(4)
 
 
-def channel_scales(input_max: FloatArray, weight_max: FloatArray) -> FloatArray:
-    """How much of each input channel's spread moves into the weights: √(input / weight), around 1.
+ALPHAS = (0.0, 0.25, 0.5, 0.75)
+SCALE_MAX = 100.0
 
-    SmoothQuant (Xiao et al. 2022, arXiv 2211.10438) with α = ½, normalised to a geometric mean of 1 over the
-    channels that carry anything; the others keep 1.
+Shared = Callable[[FloatArray], FloatArray]
+
+
+def channel_scales(x: FloatArray, weight: FloatArray, share: Shared = lambda values: values) -> FloatArray:
+    """How much of each input channel's spread moves into the weights, by trying: the least error wins.
+
+    SmoothQuant (Xiao et al. 2022, arXiv 2211.10438) with two changes. A channel's spread is the root mean
+    square of its values over their row's largest, as AWQ (Lin et al. 2023, arXiv 2306.00978) does in kind: the
+    one huge value of a text's first token must not decide. And the strength α is searched for each product.
 
     Args:
-        input_max: largest magnitude seen in each channel, [channels].
-        weight_max: largest magnitude of each weight column, [channels].
+        x: inputs of the product from real text, [tokens, channels]; the first token is not judged.
+        weight: [out, channels].
+        share: makes channels that must have one scale equal, on [channels].
+
+    Returns:
+        positive scales with a geometric mean of 1, [channels]: x / scales and weight × scales.
     """
-    carries = (input_max > 0) & (weight_max > 0)
-    scales = np.ones_like(input_max)
-    scales[carries] = np.sqrt(input_max[carries] / weight_max[carries])
-    if carries.any():
-        scales[carries] /= np.exp(np.log(scales[carries]).mean())
-    return np.clip(scales, 1e-2, 1e2).astype(np.float32)
+    expected = x @ weight.T
+    size = (expected * expected).sum(axis=1) + np.float32(1e-9)
+    relative = x / np.maximum(np.abs(x).max(axis=1, keepdims=True), np.float32(1e-9))
+    spread = share(np.sqrt((relative * relative).mean(axis=0)) + np.float32(1e-9))
+    carried = share(np.sqrt((weight * weight).mean(axis=0)) + np.float32(1e-9))
+    best, least = np.ones(x.shape[1], np.float32), np.inf
+    for alpha in ALPHAS:
+        scales = spread**alpha / carried ** (alpha / 2)
+        scales = np.clip(scales / np.exp(np.log(scales).mean()), 1 / SCALE_MAX, SCALE_MAX).astype(np.float32)
+        error = round_trip(x / scales) @ round_trip(weight * scales).T - expected
+        loss = float(((error * error).sum(axis=1) / size)[1:].mean())
+        if loss < least:
+            best, least = scales, loss
+    return best
+
+
+def round_trip(values: FloatArray) -> FloatArray:
+    """What rows of `values` are after int8: rounded to 127ths of their own largest magnitude."""
+    steps = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
+    steps[steps == 0] = 1
+    back: FloatArray = np.rint(values / steps) * steps
+    return back

@@ -208,10 +208,7 @@ class _Decoder:
         if columns is not None:
             weight = weight * columns
         layer = serves.rpartition(".")[0]
-        if source.endswith("v_proj"):
-            rows = self.scales.get(f"{layer}.v")
-        else:
-            rows = self.scales.get(f"{layer}.down") if source.endswith("up_proj") else None
+        rows = self.scales.get(f"{layer}.v") if source.endswith("v_proj") else None
         return weight if rows is None else weight / rows[:, None]
 
 
