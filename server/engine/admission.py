@@ -151,16 +151,26 @@ class AdmissionQueue:
         return expired
 
     def refuse_overload(
-        self, submission: Submission, limits: SchedulerLimits, rates: Rates, mean_service_s: float
+        self,
+        submission: Submission,
+        limits: SchedulerLimits,
+        *,
+        num_free_slots: int,
+        rates: Rates,
+        mean_service_s: float,
     ) -> None:
         """Say no when one more would break the queue's bounds, and when it is worth asking again.
+
+        Those for whom a slot is free already do not count as waiting.
 
         Raises:
             ServerError: `queue_full`.
         """
+        if len(self) < num_free_slots:
+            return
         num_tokens = len(submission.token_ids) + len(submission.output_ids)
         num_excess_tokens = max(0, self.num_tokens + num_tokens - limits.queue_tokens_max)
-        num_excess = max(0, len(self) + 1 - limits.queue_max)
+        num_excess = max(0, len(self) + 1 - num_free_slots - limits.queue_max)
         if not num_excess and not num_excess_tokens:
             return
         mean_tokens = max(1.0, self.num_tokens / max(1, len(self)))

@@ -78,8 +78,13 @@ class Scheduler:
                 retry time, `invalid_value` when the id is in use.
         """
         self._refuse_unfit(submission)
-        if len(self._queue) >= self._pool.num_free:  # else it is admitted at once, whatever its length
-            self._queue.refuse_overload(submission, self.limits, rates or Rates(), self._mean_service_s)
+        self._queue.refuse_overload(
+            submission,
+            self.limits,
+            num_free_slots=self._pool.num_free,
+            rates=rates or Rates(),
+            mean_service_s=self._mean_service_s,
+        )
         wait_ms = submission.max_wait_ms
         wait_s = (self.limits.queue_timeout_ms if wait_ms is None else wait_ms) / 1000
         num_prompt = len(submission.token_ids)

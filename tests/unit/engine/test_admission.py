@@ -12,6 +12,7 @@ from server.engine.admission import QUANTUM_TOKENS, AdmissionQueue, Rates, Sched
 from server.engine.sequence import Sequence, Submission, TokenParams
 
 LIMITS = SchedulerLimits(queue_max=4, queue_tokens_max=2048, max_num_seqs=2)
+NO_RATES = Rates()
 PARAMS = TokenParams(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, max_tokens=50, end_token_ids=())
 
 
@@ -33,6 +34,13 @@ def queue_of(*sequences):
         queue.push(each)
     queue.check_integrity()
     return queue
+
+
+def ask(queue, one_more, rates=NO_RATES, service_s=0.0, num_free_slots=0):
+    """Ask whether one more may wait."""
+    queue.refuse_overload(
+        one_more.submission, LIMITS, num_free_slots=num_free_slots, rates=rates, mean_service_s=service_s
+    )
 
 
 def drain(queue):
@@ -140,16 +148,25 @@ def test_a_full_queue_says_when_to_come_back(service_s, rates, expected_ms):
     """The retry time is when a place should come free by what was measured, within bounds."""
     queue = queue_of(*(sequence(n) for n in range(4)))
     with pytest.raises(ServerError) as caught:
-        queue.refuse_overload(sequence("x").submission, LIMITS, rates, service_s)
+        ask(queue, sequence("x"), rates, service_s)
     assert (caught.value.code, caught.value.retry_after_ms) == ("queue_full", expected_ms)
+
+
+def test_a_free_slot_is_not_a_place_in_the_queue():
+    """In a burst between two steps, those whom a slot awaits do not use up the queue."""
+    queue = queue_of(*(sequence(n) for n in range(5)))
+    ask(queue, sequence("x"), num_free_slots=6)
+    ask(queue, sequence("x"), num_free_slots=2)
+    with pytest.raises(ServerError, match="wait"):
+        ask(queue, sequence("x"), num_free_slots=1)
 
 
 def test_waiting_tokens_are_bounded_too():
     """A few long prompts fill the queue as well as many short ones; more places must then come free."""
     queue = queue_of(sequence("a", num_tokens=1000), sequence("b", num_tokens=1000))
-    queue.refuse_overload(sequence("x", num_tokens=48).submission, LIMITS, Rates(), 1.0)
+    ask(queue, sequence("x", num_tokens=48), service_s=1.0)
     with pytest.raises(ServerError) as caught:
-        queue.refuse_overload(sequence("x", num_tokens=1049).submission, LIMITS, Rates(), 1.0)
+        ask(queue, sequence("x", num_tokens=1049), service_s=1.0)
     assert caught.value.retry_after_ms == 1000  # two of them must leave, through two slots
 
 

@@ -67,7 +67,7 @@ def alone(request):
     return finish(loop)[request.request_id]
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(arrivals=st.lists(st.integers(0, 6), min_size=1, max_size=14), chunk=st.sampled_from([4, 8, 16]))
 def test_text_is_the_same_alone_and_among_others(arrivals, chunk):
     """Joining and leaving at any step, in any slot, with any chunk, changes nobody's tokens."""
@@ -186,3 +186,72 @@ def test_speeds_are_measured_by_the_clock():
     assert (snapshot.prefill_tokens_per_s, snapshot.decode_step_s) == (pytest.approx(8, abs=4), 1.0)
     assert (snapshot.num_prompt_tokens, snapshot.num_output_tokens) == (13, 12)
     assert snapshot.mean_service_s > 10
+
+
+class TimedRunner(FakeRunner):
+    """A fake whose forwards take time on a clock of its own, like a small model on two cores."""
+
+    now = 0.0
+
+    def forward(self, rows):
+        self.now += 0.010 + 0.0014 * sum(len(row.token_ids) for row in rows)
+        return super().forward(rows)
+
+
+def test_a_long_prompt_neither_freezes_streams_nor_starves():
+    """Four streams wait three usual gaps and a chunk at worst, a newcomer twice its solo time and the queue."""
+    limits = SchedulerLimits(
+        max_num_seqs=6, max_model_len=1000, max_num_batched_tokens=256, prefill_chunk_tokens=128
+    )
+    runner = TimedRunner(num_slots=6, max_len=1000)
+    loop = EngineLoop(runner, Scheduler(limits), clock=lambda: runner.now)
+    for name in range(4):
+        loop.submit(submission(name, prompt=(5, 6 + name), max_tokens=60, end_token_ids=()))
+    arrivals = {5: "long", 8: "second"}
+    submitted, seen = {}, {}
+    for num_step in range(70):
+        if name := arrivals.get(num_step):
+            prompt = tuple(n % 90 + 2 for n in range(900 if name == "long" else 300))
+            submitted[name] = runner.now
+            loop.submit(replace(submission(1, prompt=prompt, max_tokens=3), request_id=name))
+        for each in loop.step():
+            seen.setdefault(each.request_id, []).append(runner.now)
+    gaps = [after - before for n in "0123" for before, after in zip(seen[n], seen[n][1:], strict=False)]
+    usual_s, chunk_s = 0.010 + 4 * 0.0014, 0.010 + 128 * 0.0014
+    assert max(gaps) <= 3 * usual_s + chunk_s
+    solo_s = {"long": 8 * chunk_s, "second": 3 * chunk_s}
+    for name, other in (("long", "second"), ("second", "long")):
+        assert seen[name][0] - submitted[name] <= 2 * solo_s[name] + solo_s[other]
+
+
+def test_a_flood_is_cut_at_the_queue_and_nobody_late_is_computed():
+    """Of five hundred at once, slots and queue take theirs; those who wait too long never reach the model."""
+    limits = replace(LIMITS, queue_max=8, queue_timeout_ms=3000)
+    runner = TimedRunner(num_slots=4, max_len=48)
+    loop, refused = EngineLoop(runner, Scheduler(limits), clock=lambda: runner.now), []
+    for name in range(500):
+        try:
+            loop.submit(replace(submission(1, end_token_ids=(), max_tokens=200), request_id=str(name)))
+        except ServerError as error:
+            refused.append((error.code, error.retry_after_ms))
+    outputs = {}
+    collect(loop, outputs)
+    runner.now += 4.0
+    finish(loop, outputs)
+    assert refused == [("queue_full", 1000)] * (500 - 4 - 8)  # nothing was measured yet
+    assert sum(end is FinishReason.ERROR for _, end in outputs.values()) == 8
+    assert sum(row.start == 0 for forward in runner.forwards for row in forward) == 4
+
+
+def test_two_hundred_who_leave_give_everything_back():
+    """Whatever the phase in which they leave, the slots are free again and a newcomer starts."""
+    loop, _ = loop_of()
+    for name in range(200):
+        loop.submit(replace(submission(name % 9, end_token_ids=()), request_id=str(name)))
+        for _ in range(name % 5):
+            loop.step()
+        loop.cancel(str(name))
+    finish(loop)
+    assert (loop.snapshot().num_free_slots, loop.snapshot().num_waiting) == (4, 0)
+    loop.submit(submission(2))
+    assert finish(loop)["2"] == alone(submission(2))

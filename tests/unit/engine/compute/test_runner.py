@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runner over a real graph: the same bits alone and in company, in place, and no growth.
 
-Most tests run a tiny model of random weights; the slow ones, the default model where it is installed.
+Most tests run a tiny model of random weights; the slow ones, the default model.
 """
 
-import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from server.engine.loop import EngineLoop
 from server.engine.scheduler import Scheduler, SchedulerLimits
 from server.engine.sequence import ForwardRow, Submission, TokenParams
 from server.models.build import build_package
-from server.models.package import ModelPackage, PackageError, data_home, find_package
 from server.models.readers.checkpoint import ArchConfig, TextFiles
 
 CONFIG = ArchConfig(
@@ -231,7 +229,7 @@ def loop_of(package, *, num_slots=16, chunk=16, max_len=128, num_threads=1):
     return EngineLoop(runner, Scheduler(limits)), runner
 
 
-def requests_of(num_tokens, size_max, count=16):
+def requests_of(num_tokens, size_max, count):
     """Half greedy, half sampled, of every length."""
     rng = random.Random(7)
     for name in range(count):
@@ -254,10 +252,10 @@ def collect(loop, outputs):
         outputs.setdefault(each.request_id, []).extend(each.token_ids)
 
 
-def check_company(package, *, size_max, **sizes):
+def check_company(package, *, size_max, count=16, **sizes):
     """Rows that join and leave at random steps, in small or large chunks, get their solo tokens."""
     loop, _ = loop_of(package, chunk=128, **sizes)
-    requests = list(requests_of(loop._runner.num_tokens, size_max))
+    requests = list(requests_of(loop._runner.num_tokens, size_max, count))
     solo = {}
     for request in requests:
         loop.submit(request)
@@ -277,17 +275,12 @@ def check_company(package, *, size_max, **sizes):
 
 
 def test_company_changes_no_token(package):
-    """Sixteen rows of a tiny model: the same tokens alone, in company, in any chunk and after a crash."""
+    """Sixteen rows of a tiny model get the same tokens alone, in company, in any chunk and after a crash."""
     check_company(package, size_max=100)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["fp32", "w8a8"])
-def test_company_changes_no_token_of_the_default_model(quantization):
-    """The same promise, kept by the default model on the machine's own threads."""
-    try:
-        found = find_package(data_home(os.environ), "smollm2-135m-instruct", quantization)
-    except PackageError:
-        pytest.skip("the default model is not installed")
-    assert isinstance(found, ModelPackage)
-    check_company(found, size_max=150, max_len=256, num_threads=2)
+def test_company_changes_no_token_of_the_default_model(smollm2, quantization):
+    """The same promise, kept by the default model on two threads."""
+    check_company(smollm2(quantization), size_max=150, count=8, max_len=256, num_threads=2)
