@@ -233,6 +233,7 @@ def run_worker(
         num_threads=num_threads,
         can_spin=can_spin,
     )
+    runner.warm()
     _bind(socket, listen)
     ready = Ready(
         engine_id=engine_id,
