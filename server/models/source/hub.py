@@ -1,123 +1,156 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face hub over HTTP: list a repository, fetch its files, go on where an attempt was cut."""
+"""A Hugging Face hub: what a repository holds at one commit, and the few files of it that a model needs.
 
-import json
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
+A branch moves, so a revision is turned into its commit first; what is fetched lies under that commit and
+never mixes with another's. Pickled weights are never fetched.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from server.models.source.files import Report, SourceError, need_space, verify
+from server.models.source.download import Client, RemoteFile
+from server.models.source.files import Checksum, Report, SourceError, need_space
 
 HUB = "https://huggingface.co"
-HUB_FILES = frozenset(
-    {"config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"}
+TEXT_FILES = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "README.md",
 )
-TIMEOUT_S = 30.0
-ATTEMPTS = 5
-BLOCK_BYTES = 1 << 20
-PAUSE_S = 0.1
+INDEX = "model.safetensors.index.json"
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+_ADDRESS = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:/([\w./ +-]+\.gguf))?(?:@([\w./-]+))?", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-def fetch_repository(address: str, home: Path, environ: Mapping[str, str], report: Report) -> Path:
-    """Fetch what a model needs of `ORG/REPO[@REVISION]` and return the folder.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """`ORG/REPO`, at a revision, and the one GGUF file of it that is meant, if any."""
+
+    repository: str
+    revision: str
+    file: str | None
+
+    @classmethod
+    def of(cls, text: str) -> "Address":
+        """Read `ORG/REPO[/FILE.gguf][@REVISION]`.
+
+        Raises:
+            SourceError: it is something else.
+        """
+        match = _ADDRESS.fullmatch(text)
+        if match is None or ".." in text:
+            raise SourceError(
+                f"hf:{text} is no address; write hf:ORG/REPO, hf:ORG/REPO@REVISION or hf:ORG/REPO/FILE.gguf"
+            )
+        return cls(repository=match[1], revision=match[3] or "main", file=match[2])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """What came: a folder, or the GGUF file that was named; `uri` says it with its commit."""
+
+    path: Path
+    uri: str
+
+
+def fetch_repository(
+    address: Address,
+    home: Path,
+    environ: Mapping[str, str],
+    report: Report,
+    accept: Callable[[Path], None] = lambda _folder: None,
+) -> Fetched:
+    """Fetch what a model needs of a repository.
+
+    `accept` sees the folder when all but the weights is there, and may raise: gigabytes are not fetched for
+    a model that cannot be used.
 
     Raises:
-        SourceError: the address is wrong, the hub fails or does not give it, or a checksum is wrong.
+        SourceError: the hub fails or does not give it, it holds nothing of use, or a checksum is wrong.
         OSError: the disk fails.
     """
-    repository, _, revision = address.partition("@")
-    if repository.count("/") != 1 or ".." in address:
-        raise SourceError(f"hf:{address} is not an address; write hf:ORG/REPO or hf:ORG/REPO@REVISION")
-    hub = Hub(environ.get("HF_ENDPOINT") or HUB, environ.get("HF_TOKEN"))
-    revision = revision or "main"
-    folder = home / "downloads" / repository.replace("/", "--") / revision.replace("/", "--")
+    client = Client(environ.get("HF_ENDPOINT") or HUB, environ.get("HF_TOKEN"))
+    commit, files = _listing(client, address)
+    folder = home / "downloads" / address.repository.replace("/", "--") / commit
     folder.mkdir(parents=True, exist_ok=True)
-    for entry in hub.files(repository, revision):
-        name = str(entry["path"])
-        is_weights = name.endswith((".safetensors", ".safetensors.index.json")) and "/" not in name
-        if name in HUB_FILES or is_weights:
-            hub.fetch(repository, revision, entry, folder / name, report)
-    return folder
-
-
-class Hub:
-    """One hub's HTTP interface."""
-
-    def __init__(self, endpoint: str, token: str | None) -> None:
-        self.endpoint = endpoint.rstrip("/")
-        self.headers = {"User-Agent": "sampan"} | ({"Authorization": f"Bearer {token}"} if token else {})
-
-    def files(self, repository: str, revision: str) -> list[Mapping[str, Any]]:
-        """Path, size and, for large files, SHA-256 of every file of a repository.
-
-        Raises:
-            SourceError: the hub cannot be reached, or does not have or give it.
-        """
-        url = f"{self.endpoint}/api/models/{repository}/tree/{quote(revision, safe='')}"
-        with self._open(url, 0, repository) as answer:
-            try:
-                entries: list[Mapping[str, Any]] = json.loads(answer.read())
-            except ValueError as error:
-                raise SourceError(f"{self.endpoint} gave no list of the files of {repository}") from error
-        return [entry for entry in entries if entry.get("type") == "file"]
-
-    def fetch(
-        self, repository: str, revision: str, entry: Mapping[str, Any], target: Path, report: Report
-    ) -> None:
-        """Fetch one file to `target`, going on where an earlier attempt was cut.
-
-        Raises:
-            SourceError: the hub fails after several attempts, or the checksum is wrong.
-            OSError: the disk fails.
-        """
-        size = int(entry["size"])
-        if target.is_file() and target.stat().st_size == size:
-            return
-        partial = target.with_name(f"{target.name}.partial")
-        need_space(target.parent, size - (partial.stat().st_size if partial.exists() else 0))
-        url = f"{self.endpoint}/{repository}/resolve/{quote(revision, safe='')}/{quote(str(entry['path']))}"
-        for _ in range(ATTEMPTS):
-            done = partial.stat().st_size if partial.exists() else 0
-            if done >= size:
-                break
-            self._append(url, partial, done, size, report)
-        if not partial.exists() or partial.stat().st_size != size:
-            partial.unlink(missing_ok=True) if size else None
-            raise SourceError(f"{url} ended before its {size} bytes, {ATTEMPTS} times; start again to go on")
-        digest = (entry.get("lfs") or {}).get("oid")
-        if digest:
-            verify(partial, str(digest))
-        partial.rename(target)
-
-    def _append(self, url: str, partial: Path, done: int, size: int, report: Report) -> None:
-        try:
-            with self._open(url, done, url) as answer:
-                mode = "ab" if answer.status == 206 else "wb"  # noqa: PLR2004  # 206: it goes on where we stopped
-                with partial.open(mode) as out:
-                    while block := answer.read(BLOCK_BYTES):
-                        out.write(block)
-                        report(f"fetch {partial.stem}", out.tell(), size)
-        except (TimeoutError, ConnectionError, urllib.error.URLError):
-            time.sleep(PAUSE_S)
-
-    def _open(self, url: str, start: int, what: str) -> Any:
-        headers = self.headers | ({"Range": f"bytes={start}-"} if start else {})
-        request = urllib.request.Request(url, headers=headers)  # noqa: S310  # the hub that the user named
-        try:
-            return urllib.request.urlopen(request, timeout=TIMEOUT_S)  # noqa: S310  # as above
-        except urllib.error.HTTPError as error:
-            hints = {
-                401: "set HF_TOKEN",
-                403: "accept its terms on the hub, then set HF_TOKEN",
-                404: "check the name",
-            }
-            hint = hints.get(error.code, "try again later")
-            raise SourceError(f"{self.endpoint} answered {error.code} for {what}: {hint}") from error
-        except urllib.error.URLError as error:
+    uri = f"hf:{address.repository}{f'/{address.file}' if address.file else ''}@{commit}"
+    if address.file is not None:
+        if address.file not in files:
             raise SourceError(
-                f"{self.endpoint} cannot be reached: {error.reason}; HF_ENDPOINT names another"
-            ) from error
+                f"hf:{address.repository} has no file {address.file}; {_gguf_hint(address, files)}"
+            )
+        weights, texts = [address.file], []
+    else:
+        weights, texts = _weights(address, files), [name for name in (*TEXT_FILES, INDEX) if name in files]
+    need_space(folder, sum(_missing(folder / Path(name).name, files[name].size) for name in (*texts, *weights)))
+    for name in texts:
+        client.fetch(files[name], folder / name, report)
+    if texts:
+        accept(folder)
+    for name in weights:
+        client.fetch(files[name], folder / Path(name).name, report)
+    return Fetched(path=folder / Path(address.file).name if address.file else folder, uri=uri)
+
+
+def _listing(client: Client, address: Address) -> tuple[str, dict[str, RemoteFile]]:
+    """The commit that a revision means now, and every file of it by name."""
+    where = f"{client.endpoint}/api/models/{address.repository}/revision/{quote(address.revision, safe='')}"
+    answer = client.read_json(f"{where}?blobs=true")
+    try:
+        commit, entries = _commit(answer["sha"]), answer["siblings"]
+        base = f"{client.endpoint}/{address.repository}/resolve/{commit}"
+        files = {
+            str(entry["rfilename"]): RemoteFile(
+                url=f"{base}/{quote(entry['rfilename'])}",
+                size=int(entry["size"]),
+                checksum=Checksum(sha256=(entry.get("lfs") or {}).get("sha256"), git_sha1=entry.get("blobId")),
+            )
+            for entry in entries
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SourceError(f"{client.endpoint} gives no list of files with sizes; is it a hub?") from error
+    return commit, files
+
+
+def _commit(value: str) -> str:
+    if not _COMMIT.fullmatch(value):
+        raise ValueError(value)
+    return value
+
+
+def _weights(address: Address, files: Mapping[str, RemoteFile]) -> list[str]:
+    """The weights in their one whole file, or else in the shards that an index names."""
+    if "model.safetensors" in files:
+        return ["model.safetensors"]
+    shards = sorted(name for name in files if _SHARD.fullmatch(name))
+    if shards and INDEX in files:
+        return shards
+    where = f"hf:{address.repository}"
+    if any(name.endswith(".gguf") for name in files):
+        raise SourceError(f"{where} holds GGUF files: {_gguf_hint(address, files)}")
+    if any(name.endswith(_PICKLES) for name in files):
+        raise SourceError(f"{where} holds pickled weights only; they can run code. Use one with safetensors")
+    raise SourceError(f"{where} holds no safetensors weights")
+
+
+def _gguf_hint(address: Address, files: Mapping[str, RemoteFile]) -> str:
+    names = sorted(name for name in files if name.endswith(".gguf"))
+    if not names:
+        return "it has no GGUF file"
+    return "name one of " + ", ".join(f"hf:{address.repository}/{name}" for name in names)
+
+
+def _missing(path: Path, size: int) -> int:
+    """Bytes of a file that are still to come."""
+    for there in (path, path.with_name(f"{path.name}.partial")):
+        if there.is_file():
+            return max(size - there.stat().st_size, 0)
+    return size
