@@ -38,6 +38,7 @@ from server.models.reference import ReferenceModel
 from server.models.texts import CALIBRATION
 
 SAMPLE_STRIDE = 2  # every second token is enough to choose scales, and halves the memory
+HEAD_STRIDE = 8  # as is every eighth row of the head
 
 Report = Callable[[str, int, int], None]
 """report(stage, done, total) is called as work goes on."""
@@ -148,6 +149,7 @@ def _migration(checkpoint: Checkpoint, text: TextFiles, report: Report) -> dict[
     for layer in range(num_layers):
         report("calibrate", len(CALIBRATION) + layer, total)
         scales |= _layer_scales(checkpoint, layer, samples)
+    scales["head"] = channel_scales(np.concatenate(samples["head"]), model.head()[::HEAD_STRIDE])
     report("calibrate", total, total)
     return scales
 

@@ -38,7 +38,7 @@ class ReferenceModel:
     def forward(self, ids: Sequence[int], observe: Observe | None = None) -> FloatArray:
         """Append `ids` to the sequence and return their logits [tokens, vocab].
 
-        `observe(name, x)` sees the input of each product: "layers.{i}.qkv", ".o", ".gate_up", ".down".
+        `observe(name, x)` sees the input of each product: "layers.{i}.qkv", ".o", ".gate_up", ".down", "head".
         """
         see = observe or (lambda _name, _x: None)
         x = self._weight("model.embed_tokens")[list(ids)]
@@ -57,7 +57,9 @@ class ReferenceModel:
             see(f"layers.{layer}.down", gated)
             x = x + gated @ self._weight(f"{name}.mlp.down_proj").T
         self.num_tokens += len(ids)
-        logits: FloatArray = self._norm(x, "model.norm") @ self._head().T
+        normed = self._norm(x, "model.norm")
+        see("head", normed)
+        logits: FloatArray = normed @ self.head().T
         return logits
 
     def greedy(self, prompt: Sequence[int], num_tokens: int, end_ids: Sequence[int] = ()) -> list[int]:
@@ -106,7 +108,8 @@ class ReferenceModel:
         normed: FloatArray = x / scale * self._weight(name)
         return normed
 
-    def _head(self) -> FloatArray:
+    def head(self) -> FloatArray:
+        """The output head's weight [vocab, hidden]: its own, or the embedding when they are tied."""
         is_untied = self.config.tie_word_embeddings is not True and "lm_head.weight" in self.checkpoint.names()
         return self._weight("lm_head" if is_untied else "model.embed_tokens")
 

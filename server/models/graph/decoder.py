@@ -151,7 +151,8 @@ class _Decoder:
         packed = (
             self.checkpoint.packed("lm_head.weight") if "lm_head.weight" in self.checkpoint.names() else None
         )
-        logits = self.products.add("head", picked, weight, packed)
+        scale = self.scales.get("head")
+        logits = self.products.add("head", picked, weight if scale is None else weight * scale, packed)
         odds = writer.node("LogSoftmax", [logits], ["logprobs"], axis=-1)
         topk = min(TOPK, len(weight))
         count = writer.tensor("topk", np.array([topk]))
@@ -193,7 +194,8 @@ class _Decoder:
         return self.writer.tensor(name, weight if scale is None else weight / scale)
 
     def _final_norm(self) -> str:
-        return self.writer.tensor("norm", self.checkpoint.tensor("model.norm.weight"))
+        weight, scale = self.checkpoint.tensor("model.norm.weight"), self.scales.get("head")
+        return self.writer.tensor("norm", weight if scale is None else weight / scale)
 
     def _product(self, name: str, x: str, sources: list[str], serves: str | None = None) -> str:
         """Multiply `x` by the transposed weights of `sources`, laid side by side."""
