@@ -19,6 +19,9 @@ from types import TracebackType
 from typing import Any, TextIO
 
 VALUE_CHARS_MAX = 512
+READ_CHARS_MAX = 2_048
+"""Of a text nothing beyond this is looked at, so that no client can make a line slow to write."""
+
 DEPTH_MAX = 4
 FRAMES_MAX = 24
 
@@ -45,7 +48,7 @@ _SECRETS = tuple(
         r"(\b(?:api[-_]?key|ticket|secret|password|(?:\w+[-_])?token)[\"']?\s*[:=]\s*[\"']?)([^\s,;&\"']+)",
         r"(\b(?:sk|pk|rk)-)([\w-]{8,})",
         r"((?:https?|wss?|tcp|redis)s?://)([^\s/@\"']+)(?=@)",
-        r"((?:[a-z]+://|/)[^\s?\"'<>]*\?)([^\s\"'<>]+)",
+        r"([/\w.~%@:-]\?|^\?)([^\s\"'<>]+)",
     )
 )
 _PLAIN = re.compile(r"[\w.:/@+*\-–…#%,]+")
@@ -74,7 +77,8 @@ def configure(level: str, form: str, stream: TextIO) -> None:
 
 
 def redact(text: str) -> str:
-    """The text with each credential and query string replaced by a short hash of it."""
+    """The first READ_CHARS_MAX of a text with each credential and query replaced by a short hash of it."""
+    text = text[:READ_CHARS_MAX]
     for pattern in _SECRETS:
         text = pattern.sub(lambda found: found.group(1) + fingerprint(found.group(2)), text)
     return text
