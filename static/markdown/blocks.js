@@ -9,7 +9,8 @@
  * from `lastStart` on only; cut anywhere and continued, a text gives the same blocks as at once. It must never nest
  * deeper than DEPTH_MAX.
  */
-import { node, parseInline } from "./inline.js";
+import { parseInline } from "./inline.js";
+import { node } from "./tree.js";
 
 const DEPTH_MAX = 8;
 const COLUMNS_MAX = 64;

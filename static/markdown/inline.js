@@ -8,16 +8,11 @@
  * With `isOpen` the text is still growing: what may yet turn out to be a mark is held back, so that no reader sees
  * raw marks flicker.
  */
+import { HELD_CHARS_MAX, pairMarks } from "./emphasis.js";
+import { URL_CHARS_MAX, isUnfinishedTarget, linkNode, readTarget, trimUrl } from "./links.js";
+import { node } from "./tree.js";
 
-/** A node: a string, or {tag, attrs, kids}. */
-export function node(tag, attrs, ...kids) {
-  return { tag, attrs, kids };
-}
-
-const DEPTH_MAX = 8;
 const MARKS_MAX = 2_000; // in one line; the rest of a line that has more is plain text
-const URL_CHARS_MAX = 2_048;
-const HELD_CHARS_MAX = 300; // a mark unmatched for longer is probably none
 
 const SPACE = /\s/;
 const WORD = /[\p{L}\p{N}]/u;
@@ -31,34 +26,9 @@ const BREAK = /<br\s{0,4}\/?>/iy;
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', "#39": "'", nbsp: "\u00a0" };
 const SPECIAL = /[\\`*_~[\]!<&\nhH]/g;
 
-/**
- * The address a link may have, or null: http, https, mailto or tel, with no name and password in it, and with no
- * character in it that hides what it is.
- */
-export function safeHref(raw) {
-  if (raw.length > URL_CHARS_MAX || /[\u0000-\u0020\u007f-\u00a0\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\\]/.test(raw)) {
-    return null;
-  }
-  if (!/^(?:https?:\/\/|mailto:|tel:)/i.test(raw)) return null;
-  try {
-    const url = new URL(raw);
-    const isPlain = url.username === "" && url.password === "";
-    return isPlain && ["http:", "https:", "mailto:", "tel:"].includes(url.protocol) ? url.href : null;
-  } catch {
-    return null;
-  }
-}
-
 /** Text of one paragraph, heading or cell → nodes. */
 export function parseInline(text, { isOpen = false } = {}) {
   return new InlineReader(text, isOpen).read();
-}
-
-/** The text of nodes, without their marks. */
-export function plainText(nodes) {
-  let text = "";
-  for (const kid of nodes) text += typeof kid === "string" ? kid : kid.tag === "br" ? "\n" : plainText(kid.kids);
-  return text;
 }
 
 class InlineReader {
@@ -69,7 +39,7 @@ class InlineReader {
     this._tokens = []; // nodes and emphasis marks
     this._brackets = []; // {index, at, isImage}
     this._numMarks = 0;
-    this._missingTicks = new Set(); // lengths of backtick runs known to have no partner ahead
+    this._ticks = null; // where runs of backticks start, by their length; found when the first is met
     this._lastParen = text.lastIndexOf(")");
   }
 
@@ -137,13 +107,12 @@ class InlineReader {
     while (this._text[end] === "`") end += 1;
     const length = end - start;
     this._numMarks += 1;
-    const close = this._missingTicks.has(length) ? -1 : this._ticks(end, length);
-    if (close >= 0) {
+    const close = this._nextTicks(end, length);
+    if (close !== undefined) {
       this._push(codeNode(this._text.slice(end, close)));
       this._at = close + length;
       return false;
     }
-    this._missingTicks.add(length);
     if (this._isOpen && this._text.length - start <= HELD_CHARS_MAX) {
       const code = this._text.slice(end).replace(/`+$/, "");
       if (code.trim() !== "") this._push(codeNode(code));
@@ -154,16 +123,19 @@ class InlineReader {
     return false;
   }
 
-  /** Where the next run of exactly `length` backticks starts, or -1. */
-  _ticks(from, length) {
-    let at = this._text.indexOf("`", from);
-    while (at >= 0) {
-      let end = at;
-      while (this._text[end] === "`") end += 1;
-      if (end - at === length) return at;
-      at = this._text.indexOf("`", end);
+  /** Where the next run of exactly `length` backticks starts. */
+  _nextTicks(from, length) {
+    if (this._ticks === null) {
+      this._ticks = new Map();
+      for (const { 0: run, index } of this._text.matchAll(/`+/g)) {
+        if (!this._ticks.has(run.length)) this._ticks.set(run.length, []);
+        this._ticks.get(run.length).push(index);
+      }
+      for (const starts of this._ticks.values()) starts.reverse();
     }
-    return -1;
+    const starts = this._ticks.get(length) ?? [];
+    while (starts.length > 0 && starts.at(-1) < from) starts.pop();
+    return starts.at(-1);
   }
 
   _emphasis() {
@@ -301,130 +273,3 @@ function codeNode(code) {
   return node("code", { dir: "ltr" }, (isPadded ? code.slice(1, -1) : code).replace(/\n/g, " "));
 }
 
-/** `url "title")` from `at` on → {url, end}, or null. */
-function readTarget(text, at, lastParen) {
-  if (at > lastParen) return null;
-  let end = at;
-  let depth = 0;
-  while (end < text.length && end - at <= URL_CHARS_MAX) {
-    const character = text[end];
-    if (SPACE.test(character)) break;
-    if (character === "(") depth += 1;
-    if (character === ")" && depth-- === 0) break;
-    end += 1;
-  }
-  const url = text.slice(at, end).replace(/^<|>$/g, "");
-  const title = /^\s{1,8}(?:"[^"\n]{0,300}"|'[^'\n]{0,300}')?\s{0,8}\)/.exec(text.slice(end, end + 330));
-  if (text[end] === ")") return { url, end: end + 1 };
-  return title ? { url, end: end + title[0].length } : null;
-}
-
-/** Whether what stands after `](` may still become an address. */
-function isUnfinishedTarget(text, at) {
-  return /^\S*(?:\s{1,8}(?:["'][^\n]{0,300})?)?$/.test(text.slice(at, at + URL_CHARS_MAX + 330));
-}
-
-/** Punctuation at the end of an address belongs to the sentence around it; so does a `)` that it did not open. */
-function trimUrl(url) {
-  let end = url.length;
-  while (end > 0) {
-    const last = url[end - 1];
-    const isUnopened = last === ")" && !url.slice(0, end - 1).includes("(");
-    if (!/[.,;:!?'"\]*_~]/.test(last) && !isUnopened) break;
-    end -= 1;
-  }
-  return url.slice(0, end);
-}
-
-/**
- * A link that says where it goes. An image is one too, as nothing is loaded unasked; a link in a link's label is
- * its text.
- */
-function linkNode(label, url, isImage, isInLabel) {
-  const text = plainText(label);
-  const href = safeHref(url);
-  const shown = label.length > 0 ? label : [href ?? url];
-  if (isInLabel || href === null) return node("span", null, ...shown.flatMap(unlinked));
-  const attrs = { href, title: href, target: "_blank", rel: "noopener noreferrer nofollow" };
-  const link = node("a", isImage ? { ...attrs, class: "image-link" } : attrs, ...shown.flatMap(unlinked));
-  const { host } = new URL(href);
-  if (host === "" || text.toLowerCase().includes(host.toLowerCase())) return link;
-  return node("span", null, link, node("span", { class: "link-host", dir: "ltr" }, host));
-}
-
-/** A label's nodes without the links in them. */
-function unlinked(kid) {
-  if (typeof kid === "string") return [kid];
-  if (kid.attrs?.class === "link-host") return [];
-  const kids = kid.kids.flatMap(unlinked);
-  return kid.tag === "a" ? kids : [{ ...kid, kids }];
-}
-
-/**
- * Nodes and marks → nodes. `openLength` is the text's length while it grows, else null: then a mark near the end
- * without its partner counts as if the partner came last, and one at the very end is not shown yet.
- */
-function pairMarks(tokens, openLength) {
-  const out = [];
-  const openers = []; // {mark, count, place in out, at}
-  for (const token of tokens) {
-    if (token.mark === undefined) out.push(token);
-    else placeMark(token, out, openers, openLength);
-  }
-  for (const opener of openLength === null ? [] : openers.reverse()) {
-    while (openLength - opener.at <= HELD_CHARS_MAX && opener.count > 0) {
-      wrap(out, opener, Math.min(opener.count, 2));
-    }
-  }
-  return joined(out.map(asNode));
-}
-
-function placeMark(token, out, openers, openLength) {
-  let { count } = token;
-  while (count > 0 && token.canClose) {
-    const index = openers.map((opener) => opener.mark).lastIndexOf(token.mark);
-    if (index < 0) break;
-    const opener = openers[index];
-    // Half of a closing `**` came: the other half is on its way.
-    if (openLength !== null && token.isTail && count < opener.count) return;
-    const used = Math.min(opener.count, count, 2);
-    openers.length = index + 1;
-    wrap(out, opener, used);
-    if (opener.count === 0) openers.pop();
-    count -= used;
-  }
-  if (count === 0) return;
-  const entry = { mark: token.mark, count, place: out.length, at: token.at };
-  out.push(entry);
-  if (token.canOpen) openers.push(entry);
-}
-
-/** Make what stands after an opener strong, emphasised or struck, and use up so many of its marks. */
-function wrap(out, opener, used) {
-  const kids = joined(out.splice(opener.place + 1).map(asNode));
-  opener.count -= used;
-  if (opener.count === 0) out.length = opener.place;
-  if (kids.length === 0) return;
-  const depth = 1 + kids.reduce((deepest, kid) => Math.max(deepest, kid.depth ?? 0), 0);
-  if (depth > DEPTH_MAX) {
-    out.push(...kids);
-    return;
-  }
-  const tag = opener.mark === "~" ? "del" : used === 2 ? "strong" : "em";
-  out.push({ ...node(tag, null, ...kids), depth });
-}
-
-/** A mark that found no partner is text. */
-function asNode(entry) {
-  return entry.mark === undefined ? entry : entry.mark.repeat(entry.count);
-}
-
-/** Neighbouring strings as one. */
-function joined(nodes) {
-  const out = [];
-  for (const kid of nodes) {
-    if (typeof kid === "string" && typeof out.at(-1) === "string") out[out.length - 1] += kid;
-    else if (kid !== "") out.push(kid);
-  }
-  return out;
-}

@@ -6,7 +6,7 @@
  * twice. It must never pass on half a sentence while more is coming.
  */
 import { parseBlocks } from "../markdown/blocks.js";
-import { plainText } from "../markdown/inline.js";
+import { plainText } from "../markdown/tree.js";
 import { element } from "./dom.js";
 
 const PAUSE_MS = 1_500;

@@ -16,6 +16,11 @@ const CLASSES = new Set(
   "align-center align-end code-block code-head code-language image-link link-host quiet table-scroll task".split(" "),
 );
 
+const MARKS = [
+  ..."a|b |\n|\n\n|- |  |1. |2) |> |# |---|***|**|*|_|~~|`|```|~~~|[|](|](https://x.example)|)|!|\\|\t|[x] ".split("|"),
+  ..."|,|-|,---|---,x | y,https://a.example/c ,中文。,<br>,&lt;,***\n,1986. ".split(","),
+];
+
 function view() {
   const container = new FakeDocument().createElement("main");
   return { container, markdown: new MarkdownView(container, WORDS) };
@@ -71,6 +76,22 @@ test("a growing text shows at each cut what a fresh page would", () => {
       markdown.update(text.slice(0, end), { isOpen: true });
       assert.equal(outline(container), outline(drawn(text.slice(0, end), true)), JSON.stringify(text.slice(0, end)));
     }
+  }
+});
+
+test("so it is for any heap of marks", () => {
+  let state = 20_260_901;
+  const draw = (choices) => choices[(state = (Math.imul(state, 1_103_515_245) + 12_345) & 0x7fffffff) % choices.length];
+  for (let round = 0; round < 400; round += 1) {
+    const text = Array.from({ length: 4 + (round % 20) }, () => draw(MARKS)).join("");
+    const { container, markdown } = view();
+    for (let end = 1; end < text.length; end += 1) {
+      markdown.update(text.slice(0, end), { isOpen: true });
+      assert.equal(outline(container), outline(drawn(text.slice(0, end), true)), JSON.stringify(text.slice(0, end)));
+    }
+    markdown.update(text, { isOpen: false });
+    assert.equal(outline(container), outline(drawn(text)), JSON.stringify(text));
+    assertInert(container, text);
   }
 });
 
