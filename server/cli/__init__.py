@@ -26,7 +26,7 @@ COMMANDS = MappingProxyType(
     {
         "serve": "start the server: WebSocket, HTTP and a page to chat on",
         "chat": "talk to a running server from the terminal",
-        "model": "list, add, check and remove models",
+        "model": "add, list, show, check and remove models",
         "config": "show the settings, where each comes from, and what they cost",
         "bench": "load a running server with simulated users and measure what they see",
         "engine": "run the engine alone, for servers that connect to it",
@@ -35,6 +35,18 @@ COMMANDS = MappingProxyType(
 """Every verb with its line of help, so that neither needs the verb's module."""
 
 EXIT_FAULT, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+CLEAR = frozenset(
+    {
+        "builtins.OSError",
+        "server.cli.options.CommandError",
+        "server.core.errors.ServerError",
+        "server.models.package.PackageError",
+        "server.models.readers.checkpoint.CheckpointError",
+        "server.models.source.files.SourceError",
+        "zmq.error.ZMQError",
+    }
+)
+"""Errors whose own words are enough. By name: importing them all would make `--help` slow."""
 
 
 class _Command(Protocol):
@@ -129,20 +141,8 @@ def _settings_apart(words: list[str], parser: _Parser) -> tuple[dict[str, str], 
 
 
 def _known(error: Exception) -> int | None:
-    """The exit status of an error that speaks for itself; None for one of ours.
-
-    The classes are looked up only now, by name: importing them all would make `--help` slow.
-    """
+    """The exit status of an error that speaks for itself; None for one of ours."""
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
     if "server.core.config.load.ConfigError" in names:
         return EXIT_USAGE
-    is_clear = names & {
-        "builtins.OSError",
-        "server.cli.options.CommandError",
-        "server.core.errors.ServerError",
-        "server.models.package.PackageError",
-        "server.models.readers.checkpoint.CheckpointError",
-        "server.models.source.files.SourceError",
-        "zmq.error.ZMQError",
-    }
-    return EXIT_FAULT if is_clear else None
+    return EXIT_FAULT if names & CLEAR else None
