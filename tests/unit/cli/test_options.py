@@ -47,6 +47,14 @@ def test_the_file_flag(tmp_path):
     assert config_of(parsed("--config", "own.toml")[1]).server.port == 9
 
 
+def test_a_closed_command_line_hears_nothing_else(monkeypatch, tmp_path):
+    """An engine's settings are those its gateway spelled out, whatever file or environment it finds."""
+    monkeypatch.setenv("SAMPAN_SESSION__ITEM_BYTES_MAX", "1000000")
+    (tmp_path / "sampan.toml").write_text("[engine]\nqueue_max = 1\n")
+    config = config_of(parsed(settings={"engine.max-num-seqs": "3"})[1], is_closed=True)
+    assert (config.engine.max_num_seqs, config.engine.queue_max) == (3, 256)
+
+
 def test_where_models_are(monkeypatch):
     """The setting names the home of models, else the environment, and `~` is the user's."""
     monkeypatch.setenv("SAMPAN_HOME", "/srv/models")

@@ -41,7 +41,7 @@ def test_a_new_conversation_takes_the_file_with_its_first_message(tmp_path):
 def test_a_damaged_line_is_skipped(tmp_path):
     """A line that was cut, or is not a message, loses itself alone."""
     path = tmp_path / "history.jsonl"
-    lines = ['{"role": "user", "text": "a"}', '{"role": "us', "[]", '{"role": "x", "text": "b"}', '{"role": "user"}']
+    lines = ['{"role": "user", "text": "a"}', '{"role": "us', "[]", '{"role": "x", "text": ""}', '{"text": ""}']
     path.write_text("\n".join(lines))
     assert History(path, is_resumed=True).said == [("user", "a")]
     assert History(tmp_path / "none", is_resumed=True).said == []
