@@ -29,6 +29,7 @@ from server.models.package import GraphShape
 from server.models.quantize import Products
 from server.models.readers.checkpoint import Checkpoint, CheckpointError, FloatArray, PackedWeight
 
+ROTARY_WIDTH = 16  # the attention kernel rotates heads of a multiple of this
 TOPK = 64  # top_k and top_p rarely reach further; a request that does fetches the whole row
 
 Progress = Callable[[int, int], None]
@@ -48,7 +49,8 @@ def build_graph(
     `tick(done, total)` is called after each layer.
 
     Raises:
-        CheckpointError: a tensor is missing or of a wrong shape, or the rope scaling is not known.
+        CheckpointError: a tensor is missing or of a wrong shape, or heads or rope scaling are of a kind that
+            cannot run.
     """
     return _Decoder(checkpoint, writer, quantization, scales).build(tick)
 
@@ -59,6 +61,10 @@ class _Decoder:
     ) -> None:
         self.checkpoint = checkpoint
         self.config = checkpoint.config
+        if self.config.head_dim % ROTARY_WIDTH:
+            raise CheckpointError(
+                f"the model has heads of {self.config.head_dim} values; only multiples of {ROTARY_WIDTH} can run"
+            )
         self.writer = writer
         has_grid = checkpoint.packed("model.layers.0.mlp.down_proj.weight") is not None
         self.products = Products(writer, quantization, rounds_to_4_bits=not has_grid)

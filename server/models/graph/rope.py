@@ -22,7 +22,7 @@ def frequencies(config: ArchConfig) -> npt.NDArray[np.float64]:
     """Radians per position of each rotary pair, [head_dim / 2].
 
     Raises:
-        CheckpointError: a scaling kind that is not known, or a number of it that is missing.
+        CheckpointError: a scaling kind that is not known, or a number of it that is missing or impossible.
     """
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     plain: npt.NDArray[np.float64] = 1.0 / config.rope_theta**exponents
@@ -31,19 +31,28 @@ def frequencies(config: ArchConfig) -> npt.NDArray[np.float64]:
     if kind not in KINDS:
         raise CheckpointError(f"rope scaling {kind!r} is not supported; supported: {', '.join(KINDS)}")
     try:
-        if kind == "linear":
-            return plain / float(scaling["factor"])
-        if kind == "divisors":
-            return plain / np.asarray(scaling["divisors"], np.float64)
-        return _llama3(plain, scaling) if kind == "llama3" else plain
-    except (KeyError, ValueError) as error:
+        with np.errstate(all="ignore"):  # what comes of a bad number is judged below
+            scaled = plain / _divisors(kind, plain, scaling)
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"rope scaling {kind!r} lacks or spoils {error}") from error
+    if not (np.isfinite(scaled) & (scaled > 0)).all():
+        raise CheckpointError(f"rope scaling {kind!r} of {dict(scaling)} makes frequencies that are none")
+    return scaled
 
 
 def tables(config: ArchConfig) -> tuple[FloatArray, FloatArray]:
     """Cosines and sines of every position, each [context_length, head_dim / 2]."""
     angles = np.outer(np.arange(config.context_length), frequencies(config))
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def _divisors(kind: str, plain: npt.NDArray[np.float64], scaling: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+    """By how much each pair is slowed."""
+    if kind == "linear":
+        return np.full_like(plain, scaling["factor"])
+    if kind == "divisors":
+        return np.asarray(scaling["divisors"], np.float64)
+    return plain / _llama3(plain, scaling) if kind == "llama3" else np.ones_like(plain)
 
 
 def _llama3(plain: npt.NDArray[np.float64], scaling: Mapping[str, Any]) -> npt.NDArray[np.float64]:
