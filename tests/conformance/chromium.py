@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Debian's Chromium, driven over its own debugging protocol: no driver, no package, one WebSocket.
 
-Invariant: a browser is one process with a profile of its own that is gone afterwards; every tab has a context of
-its own, so no test sees another's storage. What the page violates or throws is kept, never swallowed.
+Invariant: a browser is one process with a profile of its own that is gone afterwards; every tab has a context
+of its own, so no test sees another's storage. What the page violates or throws is kept, never swallowed.
 """
 
 import asyncio
@@ -190,7 +190,8 @@ class Tab:
     async def click(self, selector):
         """Press the mouse in the middle of an element."""
         place = await self.wait(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); if (!e || e.hidden) return null; "
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); "
+            "if (!e || e.hidden) return null; "
             "const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):
