@@ -3,7 +3,7 @@
 
 Invariant: the texts returned, joined, are what all ids decode to at once, cut before the first stop string.
 Held back is only what must be: an unfinished character, and the longest end of the text that may still grow
-into a stop string. Costs are per new byte, not per text.
+into a stop string. Costs are per new character, not per text.
 """
 
 import codecs
@@ -18,7 +18,7 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._stops = tuple(stop for stop in stops if stop)
+        self._watches = [_Watch(stop) for stop in stops if stop]
         self._held = ""
         self._strips_space = tokenizer.strips_first_space
         self.has_stopped = False
@@ -34,31 +34,52 @@ class IncrementalDetokenizer:
         if self.has_stopped:
             return ""
         text = self._release(self._decoder.decode(b"", final=True))
-        rest, self._held = ("" if self.has_stopped else self._held), ""
+        rest, self._held = self._held, ""
         return text + rest
 
     def _release(self, new: str) -> str:
         if self._strips_space and new:
             new, self._strips_space = new.removeprefix(" "), False
         text = self._held + new
-        cut = self._first_stop(text)
-        if cut is not None:
-            self.has_stopped, self._held = True, ""
-            return text[:cut]
-        keep = self._num_held(text)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        num_held = 0
+        if self._watches:
+            end, num_held = self._look(new)
+            if end is not None:
+                self.has_stopped, self._held = True, ""
+                return text[: len(text) - len(new) + end - num_held]
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
 
-    def _first_stop(self, text: str) -> int | None:
-        """Where the stop string that is complete first begins; of several that end together, the longest."""
-        ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in self._stops if stop in text]
-        return min(ends)[1] if ends else None
+    def _look(self, new: str) -> tuple[int | None, int]:
+        """Where in `new` the first stop string ends, and its length; else None and how much to hold.
 
-    def _num_held(self, text: str) -> int:
-        """Length of the longest end of `text` that is a proper beginning of a stop string."""
-        longest = min(max((len(stop) - 1 for stop in self._stops), default=0), len(text))
-        for length in range(longest, 0, -1):
-            end = text[-length:]
-            if any(stop.startswith(end) and length < len(stop) for stop in self._stops):
-                return length
-        return 0
+        Of stop strings that end together the longest counts.
+        """
+        for place, character in enumerate(new, 1):
+            found = [watch.length for watch in self._watches if watch.take(character)]
+            if found:
+                return place, max(found)
+        return None, max(watch.num_matched for watch in self._watches)
+
+
+class _Watch:
+    """One stop string, and how much of its beginning the text ends with (Knuth, Morris and Pratt)."""
+
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        self.length = len(stop)
+        self.num_matched = 0
+        self._shorter = [0] * (self.length + 1)  # by matched length: the next shorter match that ends there
+        matched = 0
+        for place in range(1, self.length):
+            while matched and stop[place] != stop[matched]:
+                matched = self._shorter[matched]
+            matched += stop[place] == stop[matched]
+            self._shorter[place + 1] = matched
+
+    def take(self, character: str) -> bool:
+        """Whether the stop string is complete with this character."""
+        while self.num_matched and self._stop[self.num_matched] != character:
+            self.num_matched = self._shorter[self.num_matched]
+        self.num_matched += self._stop[self.num_matched] == character
+        return self.num_matched == self.length
