@@ -143,7 +143,8 @@ def write_gguf(path, tensors, settings=None, *, kind="F32", metadata=None, extra
     """Write a GGUF file and return its path.
 
     `kind` is the type of every matrix; `metadata` adds or replaces whole keys, None leaves one out; `extra`
-    adds tensors by their GGUF names; `options` go to the writer (endianess).
+    adds tensors by their GGUF names, (bytes, type) for one that is packed already; `options` go to the writer
+    (endianess).
     """
     settings = SETTINGS | (settings or {})
     writer = gguf.GGUFWriter(path, "llama", **options)
@@ -157,7 +158,8 @@ def write_gguf(path, tensors, settings=None, *, kind="F32", metadata=None, extra
         rows = interleave(weight, heads[role]) if role in heads else weight
         _add_tensor(writer, gguf_name(name), rows, kind if rows.ndim > 1 else "F32")
     for name, weight in (extra or {}).items():
-        writer.add_tensor(name, weight)
+        data, form = weight if isinstance(weight, tuple) else (weight, None)
+        writer.add_tensor(name, data, raw_dtype=form and gguf.GGMLQuantizationType[form])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -17,6 +17,7 @@ from tests.data.tiny_models import (
     EOS,
     TOKENS,
     gguf_name,
+    interleave,
     tiny_tensors,
     write_gguf,
 )
@@ -82,6 +83,22 @@ def test_quantised_tensors_are_the_reference_readers(tmp_path, kind):
     for name in TENSORS:
         spread = np.abs(TENSORS[name]).max()
         assert np.abs(found.tensor(name) - TENSORS[name]).max() <= spread / 7, name
+
+
+@pytest.mark.parametrize(("kind", "num_bytes"), [("Q4_K", 144), ("Q5_K", 176), ("Q6_K", 210)])
+def test_k_formats_are_the_reference_readers(tmp_path, kind, num_bytes):
+    """The formats with large blocks decode as the reference does, rotated rows in their order."""
+    change = {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    tensors = tiny_tensors(change)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    blocks = np.random.default_rng(0).integers(0, 100, (256, num_bytes), np.uint8)  # small bytes: finite scales
+    rest = {key: weight for key, weight in tensors.items() if key != name}
+    path = write_gguf(tmp_path / "m.gguf", rest, change, extra={gguf_name(name): (blocks, kind)})
+    expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind])
+    assert np.isfinite(expected).all()
+    found = GgufCheckpoint(path)
+    assert np.array_equal(interleave(found.tensor(name), 2), expected)
+    assert found.packed(name) is None
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
@@ -236,6 +253,20 @@ def test_a_tensor_named_twice_is_refused(tmp_path):
 def test_an_absent_file_is_named(tmp_path):
     """A path that does not exist is a refusal like any other."""
     refused(tmp_path / "none.gguf", "cannot be opened")
+
+
+@pytest.mark.slow
+def test_the_default_model_is_the_reference_readers(smollm2_gguf):
+    """Every tensor of the real file is bit for bit what the reference reads, rotated rows put back."""
+    found = GgufCheckpoint(smollm2_gguf)
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(smollm2_gguf).tensors}
+    assert {gguf_name(name) for name in found.names()} == stored.keys()
+    heads = {"q_proj": found.config.num_heads, "k_proj": found.config.num_kv_heads}
+    for name in found.names():
+        raw, weight = stored[gguf_name(name)], found.tensor(name)
+        expected = gguf.quants.dequantize(raw.data, raw.tensor_type).reshape(weight.shape)
+        role = name.split(".")[-2]
+        assert np.array_equal(interleave(weight, heads[role]) if role in heads else weight, expected), name
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 from server.models.readers.checkpoint import CheckpointError
+from server.models.readers.gguf import GgufCheckpoint
 from server.models.readers.vocab import PRE_TOKENIZERS, read_json, text_from_folder, text_from_gguf
 from tests.data.tiny_models import BOS, CONTROL, EOS, MERGES, PIECES, TEMPLATE, TOKENS, tiny_tokenizer
 
@@ -201,6 +202,20 @@ def test_a_tokenizer_that_is_unknown_or_broken_is_refused_by_name(change, fault)
     metadata = BYTE_LEVEL | {f"tokenizer.ggml.{name}": value for name, value in change.items()}
     with pytest.raises(CheckpointError, match=fault):
         text_from_gguf(metadata, "f")
+
+
+@pytest.mark.slow
+def test_the_default_models_tokenizer(smollm2_gguf):
+    """The real vocabulary: text comes back, digits are one by one, marks are one id and end a turn."""
+    text = GgufCheckpoint(smollm2_gguf).text()
+    tokenizer = Tokenizer.from_str(text.tokenizer_json)
+    for hard in HARD:
+        assert tokenizer.decode(ids(tokenizer, hard)) == hard
+    assert tokenizer.encode("in 4567").tokens == ["in", "Ġ", "4", "5", "6", "7"]
+    assert ids(tokenizer, "<|im_start|>user") == [1, tokenizer.token_to_id("user")]
+    assert (text.bos_token_id, text.eos_token_id, text.end_token_ids) == (1, 2, (0, 2))
+    assert (text.num_tokens, text.adds_bos) == (49152, False)
+    assert "<|im_start|>" in text.chat_template
 
 
 # ---- SentencePiece ---------------------------------------------------------------------------------------
