@@ -63,7 +63,7 @@ class _Decoder:
         self.config = checkpoint.config
         if self.config.head_dim % ROTARY_WIDTH:
             raise CheckpointError(
-                f"the model has heads of {self.config.head_dim} values; only multiples of {ROTARY_WIDTH} can run"
+                f"the model has heads of {self.config.head_dim} values; only multiples of {ROTARY_WIDTH} run"
             )
         self.writer = writer
         has_grid = checkpoint.packed("model.layers.0.mlp.down_proj.weight") is not None

@@ -95,7 +95,7 @@ def test_the_best_are_those_of_the_whole_row(package):
         {"rope_scaling": {"type": "linear", "factor": 4.0}},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}, "rope_theta": None},
     ],
-    ids=["every head its own", "one head for all", "odd sizes", "llama3 angles", "linear angles", "theta inside"],
+    ids=["own heads", "one head for all", "odd sizes", "llama3 angles", "linear angles", "theta inside"],
 )
 def test_every_setting_reaches_the_graph(settings, tmp_path):
     """Heads, sizes, epsilon and angles are the checkpoint's; positions go far past the original context."""
@@ -137,10 +137,11 @@ def tied_cases():
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize(("flag", "head", "right"), [case[1:] for case in tied_cases()])
+@pytest.mark.parametrize("case", list(tied_cases()), ids=lambda case: case[0])
 @pytest.mark.parametrize("quantization", ["fp32", "w8a8", "w8", "w4"])
-def test_the_head_is_the_right_one(flag, head, right, quantization, shards, tmp_path):
+def test_the_head_is_the_right_one(case, quantization, shards, tmp_path):
     """A tied model decides by its embedding, an untied one by its own head, in every quantisation."""
+    _, flag, head, right = case
     settings = {"tie_word_embeddings": flag, "num_hidden_layers": 1}
     tensors = tiny_weights(settings, has_head=head is not None)
     if head == "same":

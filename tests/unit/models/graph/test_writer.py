@@ -4,7 +4,6 @@
 import errno
 import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -117,7 +116,7 @@ def test_a_full_disk_is_told(tmp_path):
     """A write that the disk refuses reaches the caller as it is; the file is given back."""
     writer = GraphWriter(tmp_path)
     writer._data.close()
-    writer._data = Path("/dev/full").open("wb", buffering=0)
+    writer._data = os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb", buffering=0)
     with pytest.raises(OSError) as caught:
         writer.tensor("w", WEIGHT)
     assert caught.value.errno == errno.ENOSPC
