@@ -17,6 +17,14 @@ from server.models.source import resolve
 from tests.data.tiny_models import tiny_tensors, write_gguf
 
 
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}  # of 16 values, as attention needs them
+
+
+def tiny_file(folder, seed=0):
+    """A GGUF file that can be built."""
+    return str(write_gguf(folder / "tiny.gguf", tiny_tensors(HEADS, seed), HEADS))
+
+
 @pytest.fixture
 def sampan(tmp_path, capsys):
     """Run `sampan model …` with a home of its own; returns (status, stdout, stderr)."""
@@ -34,7 +42,7 @@ def sampan(tmp_path, capsys):
 
 @pytest.fixture
 def gguf_file(tmp_path):
-    return str(write_gguf(tmp_path / "tiny.gguf", tiny_tensors()))
+    return tiny_file(tmp_path)
 
 
 @pytest.fixture
@@ -88,7 +96,7 @@ def test_a_name_is_not_taken_from_another_source(sampan, gguf_file, tmp_path, bu
     """Another model of the same name is refused with both ways out, and replaces only by force."""
     sampan("add", gguf_file, "-q", "fp32")
     (tmp_path / "other").mkdir()
-    other = str(write_gguf(tmp_path / "other" / "tiny.gguf", tiny_tensors(seed=1)))
+    other = tiny_file(tmp_path / "other", seed=1)
     status, _, err = sampan("add", other, "-q", "fp32")
     assert (status, len(builds)) == (1, 1)
     assert "from another source (tiny.gguf)" in err
@@ -191,7 +199,7 @@ def test_check_compares_with_a_source(sampan, gguf_file, builds, monkeypatch):
     references = measured(monkeypatch, 1.0, agreement=0.987)
     _, out, _ = sampan("check", "tiny", "-q", "fp32", "--source", gguf_file)
     assert "same token 98.7%" in out
-    assert references[0].names() == tiny_tensors().keys()
+    assert references[0].names() == tiny_tensors(HEADS).keys()
     status, _, err = sampan("check", "tiny", "-q", "fp32", "--source", "none-such")
     assert (status, "no known name" in err) == (1, True)
 
