@@ -16,7 +16,6 @@ from server.models.package import GRAPH, PackageError, find_package, package_pat
 from server.models.source import resolve
 from tests.data.tiny_models import tiny_tensors, write_gguf
 
-
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}  # of 16 values, as attention needs them
 
 
