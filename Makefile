@@ -11,7 +11,9 @@ ARGS ?=
 PYTEST ?=
 BIN := .venv/bin
 # Programs that some tests drive, as program:package. Without them those tests say so and are skipped.
-PROGRAMS := chromium:chromium nginx:nginx-light
+PROGRAMS := chromium:chromium curl:curl nginx:nginx-light
+NODE_PROGRAMS := wscat@6.1.0
+NODE_BIN := $(CURDIR)/build/node/node_modules/.bin
 
 .PHONY: run test lint lock clean
 .DELETE_ON_ERROR:
@@ -20,9 +22,9 @@ PROGRAMS := chromium:chromium nginx:nginx-light
 run: .venv/.run
 	@exec $(BIN)/python -m server serve $(ARGS)
 
-test: .venv/.test build/.programs lint
+test: .venv/.test build/.programs build/.node lint
 	find tests -name '*.test.mjs' -not -path '*/node_modules/*' -print0 | xargs -0 --no-run-if-empty node --test
-	$(BIN)/python -m pytest $(PYTEST)
+	PATH="$(NODE_BIN):$$PATH" $(BIN)/python -m pytest $(PYTEST)
 
 lint: .venv/.test
 	$(BIN)/ruff check
@@ -54,9 +56,14 @@ build/.programs: Makefile
 	done; \
 	if [ -z "$$missing" ]; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		export DEBIAN_FRONTEND=noninteractive; \
+		export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1; \
 		apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
 	else echo "not here, and only root can install them:$$missing; their tests are skipped"; fi
+	@touch $@
+
+build/.node: Makefile
+	@mkdir -p build
+	npm install --silent --no-audit --no-fund --prefix build/node $(NODE_PROGRAMS)
 	@touch $@
 
 lock:

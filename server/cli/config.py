@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(describe.example())
         return 0
     if args.what == "docs":
-        sys.stdout.write(describe.table())
+        sys.stdout.write(describe.reference())
         return 0
     config = config_of(args)
     if args.memory:

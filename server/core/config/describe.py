@@ -14,6 +14,17 @@ from server.core.config.tree import SECTIONS, SETTINGS, Config, Setting, Value
 BOUND_SHOWN_MAX = 1_000_000
 """An upper bound beyond this guards against slips of the pen; it tells a reader nothing."""
 
+REFERENCE_HEAD = """\
+# Settings
+
+Made by `sampan config docs`; a test compares the two.
+
+A setting has its default, or is given in a TOML file (`--config FILE`, `$SAMPAN_CONFIG` or `./sampan.toml`), in
+the environment (`SAMPAN_ENGINE__QUEUE_MAX=64`) or on the command line (`--engine.queue-max 64`); the later one in
+this row wins. A wrong one stops the start, and every fault is told at once. `sampan config` prints each value with
+its source, `sampan config example` a file to begin with, `sampan config --memory` what the settings may cost.
+"""
+
 _KINDS = {str: "text", int: "int", float: "number", bool: "bool", tuple: "list"}
 
 
@@ -64,12 +75,12 @@ def example() -> str:
     return "\n".join(lines) + "\n"
 
 
-def table() -> str:
-    """The reference as Markdown, a table for each section."""
-    lines: list[str] = []
+def reference() -> str:
+    """Every setting as a page of Markdown, a table for each section."""
+    lines = [REFERENCE_HEAD.rstrip()]
     for section, settings in _by_section():
-        lines += ["", f"#### `[{section}]`"] if lines else [f"#### `[{section}]`"]
-        lines += ["", _doc_of(section), "", "| Setting | Default | Kind | Meaning |", "|---|---|---|---|"]
+        lines += ["", f"## `[{section}]`", "", _doc_of(section)]
+        lines += ["", "| Setting | Default | Kind | Meaning |", "|---|---|---|---|"]
         for each in settings:
             kind = ", ".join(filter(None, (_KINDS[each.kind], _bounds(each))))
             doc = each.doc.replace("|", "\\|")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from server.core.config.tree import Config
 
-GATEWAY_BYTES = 96 * 1024 * 1024
+GATEWAY_BYTES = 112 * 1024 * 1024
 """Interpreter, libraries and tokenizer of the gateway process, before anybody connects."""
 
-ENGINE_BYTES = 128 * 1024 * 1024
+ENGINE_BYTES = 96 * 1024 * 1024
 """Interpreter, numpy and ONNX Runtime of the engine process, before a model is loaded."""
 
 SOCKET_BYTES = 64 * 1024

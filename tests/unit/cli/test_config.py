@@ -35,7 +35,7 @@ def test_generated_texts(capsys, monkeypatch):
     """The example and the reference do not depend on this machine's settings."""
     monkeypatch.setenv("SAMPAN_ENGINE__QUEUE_MAX", "not a number")
     assert printed(capsys, "example").out == describe.example()
-    assert printed(capsys, "docs").out == describe.table()
+    assert printed(capsys, "docs").out == describe.reference()
 
 
 def test_memory_without_a_model(capsys):
