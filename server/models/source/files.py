@@ -20,6 +20,10 @@ class SourceError(Exception):
     """A source cannot be had; the message says what failed and what to do."""
 
 
+class SpaceError(SourceError):
+    """The disk is too small: no other source would help."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checksum:
     """What a file must hash to: a SHA-256, or the SHA-1 by which git names it, in hex; both None: unknown."""
@@ -54,12 +58,12 @@ def need_space(folder: Path, num_bytes: int) -> None:
     """Refuse before the first byte when the disk cannot hold what will come.
 
     Raises:
-        SourceError: too little space.
+        SpaceError: too little space.
     """
     free = shutil.disk_usage(folder).free
     if num_bytes + SPACE_MARGIN_BYTES > free:
         need = (num_bytes + SPACE_MARGIN_BYTES) >> 20
-        raise SourceError(f"the disk of {folder} has {free >> 20} MiB free, {need} MiB are needed")
+        raise SpaceError(f"the disk of {folder} has {free >> 20} MiB free, {need} MiB are needed")
 
 
 def git_blob_sha1(path: Path) -> str:

