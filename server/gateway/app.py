@@ -26,6 +26,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from server import __version__
 from server.core.clock import SystemClock, new_id
 from server.core.config import Config, describe
 from server.core.errors import ServerError, error_of
@@ -107,6 +108,8 @@ def build_app(
     """
     metrics = Metrics()
     metrics.watch(generator.status)
+    engine = config.engine
+    metrics.build.info({"version": __version__, "model": engine.model, "quantization": engine.quantization})
     origins = OriginPolicy.parse(config.server.allowed_origins)
     if origins.is_any_allowed:
         _log.warning("any_website_may_connect", extra={"setting": "server.allowed_origins"})

@@ -424,9 +424,11 @@ class GatewayServer(uvicorn.Server):
         self._on_stop()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain, then close the listeners and end the lifespan."""
-        await self._drain()
-        await super().shutdown(sockets)
+        """Drain, then close the listeners and end the lifespan, whatever became of the drain."""
+        try:
+            await self._drain()
+        finally:
+            await super().shutdown(sockets)
 
 
 class ClientNoise(logging.Filter):

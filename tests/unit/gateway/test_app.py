@@ -109,6 +109,7 @@ def test_metrics_tell_of_errors_and_restarts():
         client.get("/metrics")
         text = client.get("/metrics").text
     assert "sampan_engine_restarts_total 2.0" in text
+    assert 'sampan_build_info{model="smollm2-135m-instruct",quantization="w8a8"' in text
     assert 'sampan_errors_total{code="queue_full"} 1.0' in text
     assert 'sampan_requests_total{door="completions",outcome="queue_full"} 1.0' in text
 

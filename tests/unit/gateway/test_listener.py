@@ -466,6 +466,22 @@ async def test_stop_drains_before_the_listeners_close(monkeypatch):
     assert order == ["asked", "asked", "drained", "closed"]
 
 
+async def test_a_drain_that_breaks_still_closes(monkeypatch):
+    """The listeners and the engine are not left behind by a bug of ours."""
+    closed = []
+
+    async def broken():
+        raise RuntimeError("ours")
+
+    async def close(self, sockets=None):
+        closed.append(True)
+
+    monkeypatch.setattr(uvicorn.Server, "shutdown", close)
+    with pytest.raises(RuntimeError):
+        await GatewayServer(config_of(App()), on_stop=lambda: None, drain=broken).shutdown()
+    assert closed
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
