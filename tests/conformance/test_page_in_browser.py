@@ -78,10 +78,12 @@ async def open_page(browser):
 
 
 async def ask(tab, text):
-    """Write a message and press Enter."""
+    """Write a message, press Enter, and wait until it is on the page."""
+    before = await tab.evaluate("document.querySelectorAll('.message').length")
     await tab.evaluate(f"{BOX}.focus()")
     await tab.type(text)
     await tab.press("Enter")
+    await tab.wait(f"document.querySelectorAll('.message').length > {before}")
 
 
 async def change(tab, name, value):
@@ -238,6 +240,7 @@ async def test_a_cut_line_heals(serve, open_page):
     assert (await tab.evaluate(f"{LAST}.innerText")).strip() == "one two"
     house.generator.is_held = False
     await tab.click("[data-action=continue]")
+    await wait_requests(house, 2)
     await answered(tab)
     assert asked(house) == [("user", "count"), ("assistant", "one two "), ("user", "Please continue.")]
     assert await tab.evaluate("document.getElementById('link').innerText") == "connected"
