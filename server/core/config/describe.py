@@ -22,7 +22,7 @@ Made by `sampan config docs`; a test compares the two.
 A setting has its default, or is given in a TOML file (`--config FILE`, `$SAMPAN_CONFIG` or `./sampan.toml`),
 in the environment (`SAMPAN_ENGINE__QUEUE_MAX=64`) or on the command line (`--engine.queue-max 64`); the later
 one in this row wins. A wrong one stops the start, and every fault is told at once. `sampan config` prints each
-value with its source, `sampan config example` a file to begin with, `sampan config --memory` what they may cost.
+value with its source, `sampan config example` a file to begin with, `sampan config --memory` what they cost.
 """
 
 _KINDS = {str: "text", int: "int", float: "number", bool: "bool", tuple: "list"}
