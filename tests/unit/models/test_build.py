@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe: what a build publishes, that a failure leaves nothing, and scales that change no result."""
+"""The recipe: what a build publishes, and that a failure leaves nothing."""
 
 import errno
 from pathlib import Path
@@ -20,7 +20,6 @@ from server.models.package import (
     find_package,
 )
 from server.models.readers.checkpoint import CheckpointError
-from server.models.texts import CALIBRATION
 from tests.checkpoints import GraphRows, reference_logprobs, tiny_checkpoint, tiny_package
 from tests.data.tiny_models import BOS, EOS, TEMPLATE, TOKENS, tiny_tokenizer
 
@@ -83,7 +82,7 @@ def test_ids_without_a_row_or_a_token_do_not_count(tmp_path):
 
 
 def test_a_model_without_a_template_has_none(tmp_path):
-    """No template in the source, none in the package; calibration does without."""
+    """No template in the source, none in the package; the build does without."""
     checkpoint = tiny_checkpoint(tmp_path, files={"tokenizer_config.json": None})
     assert tiny_package(tmp_path, checkpoint, "w8a8").chat_template is None
 
@@ -106,7 +105,7 @@ def test_a_newer_build_replaces_the_older(checkpoint, tmp_path):
 
 
 def test_progress_tells_every_stage_to_its_end(checkpoint, tmp_path, monkeypatch):
-    """Calibration, building and checking each count up to their total."""
+    """Building and checking each count up to their total, and never back."""
     monkeypatch.setattr(build, "check_package", lambda *_: report_of(1.0))
     told = {}
 
@@ -115,7 +114,7 @@ def test_progress_tells_every_stage_to_its_end(checkpoint, tmp_path, monkeypatch
         told[stage] = (done, total)
 
     tiny_package(tmp_path, checkpoint, "w8a8", report=report, is_checked=True)
-    assert list(told) == ["calibrate", "build", "check"]
+    assert list(told)[-2:] == ["build", "check"]
     assert all(done == total for done, total in told.values())
 
 
@@ -201,70 +200,11 @@ def test_what_a_killed_build_left_is_swept(checkpoint, tmp_path):
     assert [path.name for path in package.path.parent.iterdir()] == ["fp32"]
 
 
-# ---- calibration -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def scales(checkpoint):
-    """The channel scales of the tiny model."""
-    return build._migration(checkpoint, checkpoint.text(), lambda *_: None)
-
-
-def test_every_product_but_the_last_of_a_block_has_scales(checkpoint, scales):
-    """Positive and finite, one for each input channel; the down product has blocks instead."""
-    config = checkpoint.config
-    hidden, heads = config.hidden_size, config.num_heads * config.head_dim
-    sizes = {"qkv": hidden, "o": heads, "v": config.num_kv_heads * config.head_dim, "gate_up": hidden}
-    expected = {f"layers.{layer}.{name}": size for layer in (0, 1) for name, size in sizes.items()}
-    assert {name: len(values) for name, values in scales.items()} == expected | {"head": hidden}
-    assert all(np.isfinite(values).all() and (values > 0).all() for values in scales.values())
-
-
-def test_heads_that_share_a_value_share_its_scales(checkpoint, scales):
-    """The output product's scales repeat over the query heads of one value head, whose rows give them."""
-    config = checkpoint.config
-    output = scales["layers.0.o"].reshape(config.num_kv_heads, -1, config.head_dim)
-    values = scales["layers.0.v"].reshape(config.num_kv_heads, 1, config.head_dim)
-    np.testing.assert_array_equal(output, np.broadcast_to(values, output.shape))
-
-
-def test_scales_change_no_result(checkpoint, scales, tmp_path):
-    """What moves into the weights leaves the activations: without rounding the odds stay as they were."""
-    plain = tiny_package(tmp_path / "plain", checkpoint)
-    with pytest.MonkeyPatch.context() as patch:
-        real = build.build_graph
-        patch.setattr(build, "build_graph", lambda c, w, q, _scales, tick: real(c, w, q, scales, tick))
-        moved = tiny_package(tmp_path / "moved", checkpoint)
-    assert plain.manifest.fingerprint != moved.manifest.fingerprint
-    odds = [GraphRows(package).feed({0: PROMPT})[0] for package in (plain, moved)]
-    np.testing.assert_allclose(odds[0], odds[1], atol=1e-4)
-
-
-def test_calibration_reads_texts_in_the_models_own_template(checkpoint):
-    """Each text is half asked and half answered, with the template's marks as whole tokens."""
-    tokenizer = tiny_tokenizer()
-    prompts = build._calibration_ids(checkpoint.text())
-    assert len(prompts) == len(CALIBRATION)
-    for ids, content in zip(prompts, CALIBRATION.values(), strict=True):
-        cut = len(content) // 2
-        asked = f"<|im_start|>user\n{content[:cut]}<|im_end|>\n<|im_start|>assistant\n"
-        assert tokenizer.decode(ids, skip_special_tokens=False) == asked + content[cut:]
-        assert ids.count(BOS) == 2
-
-
 @pytest.mark.parametrize(
-    "template",
-    [
-        "{{ raise_exception('no') }}",
-        "{% if %}",
-        "{{ messages.__class__.__mro__ }}",
-        "{{ 1 // 0 }}",
-        "{{ 'a' + 1 }}",
-    ],
+    "template", ["{{ raise_exception('no') }}", "{% if %}", "{{ 1 // 0 }}", "{{ 'a' + 1 }}"]
 )
-def test_a_template_that_fails_does_not_stop_calibration(tmp_path, template):
-    """A template that wants what calibration has not, or is broken, is left out there: the text stays plain."""
+def test_a_template_that_fails_is_not_the_builds_affair(tmp_path, template):
+    """A broken template is packed as it is: it is told where it is used."""
     files = {"tokenizer_config.json": {"chat_template": template}}
-    text = tiny_checkpoint(tmp_path, files=files).text()
-    prompts = build._calibration_ids(text)
-    assert tiny_tokenizer().decode(prompts[0]) == CALIBRATION["english"]
+    package = tiny_package(tmp_path, tiny_checkpoint(tmp_path, files=files), "w8a8")
+    assert package.chat_template == template
