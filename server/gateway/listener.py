@@ -21,7 +21,6 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
-from websockets.http11 import Request
 
 from server.core.config import ServerConfig
 from server.core.errors import CODES, error_of
@@ -317,13 +316,6 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             super().data_received(piece)
             if self.conn.handshake_exc is not None and not self.handshake_initiated:
                 self._reject_handshake()
-
-    def handle_connect(self, event: Request) -> None:
-        """Start the app; a target with bytes outside ASCII is refused here, for uvicorn trips over it."""
-        try:
-            super().handle_connect(event)
-        except UnicodeError:
-            self._reject_handshake()
 
     def _reject_handshake(self) -> None:
         self.handshake_initiated = self.handshake_complete = self.close_sent = True

@@ -229,6 +229,19 @@ async def test_a_lost_connection_leaves_no_timer():
     assert not state.connections
 
 
+async def test_a_lost_connection_is_not_aborted_later():
+    """Both protocols let go of the timer that a close armed."""
+    wire, _ = connect(App())
+    wire.protocol.data_received(b"garbage\r\n\r\n")
+    socket_wire, _ = await open_socket(App())
+    socket_wire.protocol.data_received(b"\x83\x80mask")
+    await settle()
+    for each in (wire, socket_wire):
+        assert not each.protocol.transport._abort_timer.cancelled()
+        each.protocol.connection_lost(None)
+        assert each.protocol.transport._abort_timer.cancelled()
+
+
 async def test_sockets_are_tuned():
     """Dead peers are noticed by the kernel; unsent text stays with us."""
     wire, _ = connect(App())
@@ -357,6 +370,7 @@ async def test_fragments_cost_their_bytes():
     wire.protocol.data_received(frame(1, b"a", fin=0) + frame(0, b"a", fin=0) * 500)
     assert [bytearray(b"a" * 501)] == wire.protocol.frames
     wire.protocol.connection_lost(None)
+    assert wire.protocol._message_timer is None
     await settle()
 
 

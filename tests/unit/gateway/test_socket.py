@@ -321,6 +321,31 @@ async def test_a_drain_says_why_and_closes():
     assert peer.close == (1012, "server restart")
 
 
+async def test_after_the_end_nothing_is_heard():
+    """What a peer says while its goodbye is on the way adds nothing to it."""
+    house = House("a")
+    peer = await house.enter()
+    (member,) = house.drain._members
+    peer.takes.clear()
+    member.end(CLOSE_RESTART)
+    peer.say(ASK[0])
+    await settle()
+    peer.takes.set()
+    await peer.gone()
+    assert peer.kinds == ["session.created", "error"]
+
+
+async def test_a_peer_that_sends_without_a_pause_lets_others_run():
+    """Between two messages of one, everyone else has a turn."""
+    peer = await House().enter()
+    for _ in range(900):
+        peer.say("{")
+    await settle()
+    assert peer.inbox.qsize() > 600
+    peer.leave()
+    await peer.gone()
+
+
 async def test_while_draining_nobody_comes_in():
     """503 at the handshake."""
     house = House()
