@@ -37,7 +37,7 @@ class MeasuredGenerator:
         has_text = False
         outcome = FinishReason.CANCELLED.value
         try:
-            async with aclosing(self._generator.generate(request)) as events:  # type: ignore[type-var]
+            async with aclosing(self._generator.generate(request)) as events:  # type: ignore[type-var]  # the port promises no aclose, every generator has one
                 async for event in events:
                     if isinstance(event, TextDelta):
                         histogram = metrics.inter_token_s if has_text else metrics.first_token_s

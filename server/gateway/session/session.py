@@ -132,7 +132,7 @@ class Session:
         """Greet. Once, before anything else."""
         return (Emit(event=SessionCreated(session_id=self.session_id, settings=self._settings)),)
 
-    def handle(self, command: Command, now: float) -> Effects:  # noqa: ARG002
+    def handle(self, command: Command, now: float) -> Effects:  # noqa: ARG002 - a machine's verb
         """Answer one command; a fault of it is answered too."""
         if self._is_closed:
             return ()
@@ -141,7 +141,7 @@ class Session:
         except ServerError as error:
             return (Emit(event=Failed(error=error, event_id=command.event_id)),)
 
-    def handle_turn(self, event: Delta | TurnFinished, now: float) -> Effects:  # noqa: ARG002
+    def handle_turn(self, event: Delta | TurnFinished, now: float) -> Effects:  # noqa: ARG002 - a machine's verb
         """Take what a running turn says. After its TurnFinished a turn must say nothing."""
         turn = self._turns[event.turn_id]
         if isinstance(event, TurnFinished):
