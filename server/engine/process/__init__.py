@@ -5,6 +5,7 @@
     messages    what crosses: frozen messages ⇄ bytes
     link        outside: the gateway's socket to one engine
     supervisor  outside: starts it, watches it, starts it again
+    connection  outside: greeted or not, heard or silent; puts link and supervisor together
 
 Only `worker` may import what computes: a gateway that uses the rest never loads ONNX Runtime.
 """

@@ -1,25 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """What crosses between gateway and engine: frozen messages ⇄ msgpack, named by what their receiver does.
 
-Sans-I/O. Both sides carry the version of this file in their greeting and refuse another one. Decoding is
-strict: bytes that are no known message raise MessageFault and never anything else.
+    [VERSION, kind, [field, …]]    fields in the order of the class, classes inside them likewise
+
+Sans-I/O. Every message carries the version of this file, and another version is refused before its fields are
+looked at, so that each side can name the other's. Decoding is strict in kinds, counts and types: bytes that
+are no message raise MessageFault and never anything else.
+
+An `epoch` is the engine's number for one greeting: it begins with a Ready, when the engine holds no request
+of this gateway, and ends with the next one. What either side says carries the epoch it believes in; what
+carries another one is about requests that no longer exist, and is dropped.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from typing import Any
 
 import msgpack
 
 from server.core.errors import CODES
 from server.core.types import FinishReason
-from server.engine.sequence import StepOutput, Submission, TokenParams
+from server.engine.sequence import StepOutput, Submission
 
 VERSION = 1
 MESSAGE_BYTES_MAX = 8_388_608
 
 
 class MessageFault(Exception):
-    """Bytes that are no message of this version."""
+    """Bytes that are no message of this version; `version` is the other side's if it has another one."""
+
+    def __init__(self, message: str, version: int | None = None) -> None:
+        super().__init__(message)
+        self.version = version
 
 
 # ---- gateway → engine -------------------------------------------------------------------------------------
@@ -27,23 +40,24 @@ class MessageFault(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """I am here, or still here: sent all the time. `is_new` asks for a Ready; `version` is this file's."""
+    """I am here, or still here: sent all the time. `epoch` 0 asks for a Ready."""
 
-    is_new: bool
-    version: int = VERSION
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
     """Run this request."""
 
+    epoch: int
     submission: Submission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """End this request; unknown ids are ignored."""
+    """End this request, without a word; unknown ids are ignored."""
 
+    epoch: int
     request_id: str
 
 
@@ -52,13 +66,13 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The answer to a Hello from a new or forgotten gateway: I hold none of your requests, send them all.
+    """The answer to a Hello of another epoch: I hold none of your requests, send them all.
 
-    `engine_id` changes with every start.
+    `engine_id` changes with every start of the engine.
     """
 
+    epoch: int
     engine_id: str
-    version: int
     model_id: str
     quantization: str
     fingerprint: str
@@ -70,6 +84,7 @@ class Ready:
 class Outputs:
     """What one step made for this gateway's requests."""
 
+    epoch: int
     outputs: tuple[StepOutput, ...]
 
 
@@ -77,16 +92,17 @@ class Outputs:
 class Refused:
     """A Submit was not accepted; the request does not exist."""
 
+    epoch: int
     request_id: str
     code: str
     message: str
-    param: str | None = None
-    retry_after_ms: int | None = None
+    param: str | None
+    retry_after_ms: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """The engine lives and stands so: after steps, and each second when idle."""
+    """The engine lives and stands so: after steps, and at least each second."""
 
     engine_id: str
     num_steps: int
@@ -107,16 +123,12 @@ _KINDS: dict[str, type[Message]] = {
 }
 
 
+# ---- bytes ------------------------------------------------------------------------------------------------
+
+
 def encode(message: Message) -> bytes:
     """Bytes of one message."""
-    match message:
-        case Outputs():
-            fields: Any = [_output_fields(output) for output in message.outputs]
-        case Submit():
-            fields = asdict(message.submission)
-        case _:
-            fields = asdict(message)
-    packed: bytes = msgpack.packb([type(message).__name__, fields])
+    packed: bytes = msgpack.packb([VERSION, type(message).__name__, _plain(message)])
     return packed
 
 
@@ -124,54 +136,99 @@ def decode(data: bytes) -> Message:
     """The message in `data`.
 
     Raises:
-        MessageFault: too long, not msgpack, an unknown kind, or fields that do not fit.
+        MessageFault: too long, not msgpack, another version, an unknown kind, or fields that do not fit.
     """
     if len(data) > MESSAGE_BYTES_MAX:
         raise MessageFault(f"a message of {len(data)} bytes, at most {MESSAGE_BYTES_MAX}")
     try:
-        name, fields = msgpack.unpackb(data, use_list=False)
-        kind = _KINDS[name]
-        if kind is Outputs:
-            return Outputs(outputs=tuple(_output(*output) for output in fields))
-        if kind is Submit:
-            return Submit(submission=_submission(fields))
-        return kind(**fields)
-    except (ValueError, TypeError, KeyError, msgpack.exceptions.UnpackException) as error:
+        version, *rest = msgpack.unpackb(data, use_list=False)
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise MessageFault(f"not a message: {type(error).__name__}") from error
+    if version != VERSION:
+        known = version if type(version) is int else None
+        raise MessageFault(f"a message of version {version!r:.20}, this is {VERSION}", known)
+    try:
+        name, values = rest
+        message: Message = _made(_KINDS[name], values)
+    except (ValueError, TypeError, KeyError) as error:
+        raise MessageFault(f"a message that does not fit: {error!s:.100}") from error
+    return message
 
 
-def _output_fields(output: StepOutput) -> tuple[Any, ...]:
-    reason = output.reason.value if output.reason else None
-    return (
-        output.request_id,
-        output.token_ids,
-        reason,
-        output.error_code,
-        output.error_message,
-        output.num_cached_tokens,
-    )
+def _plain(value: Any) -> Any:
+    """A value as msgpack knows it: classes as lists of their fields, enums as their words."""
+    if is_dataclass(value):
+        return [_plain(getattr(value, each.name)) for each in fields(value)]
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple) and value and is_dataclass(value[0]):
+        return [_plain(each) for each in value]
+    return value
 
 
-def _output(  # noqa: PLR0917  # the fields of one row, in wire order
-    request_id: str,
-    token_ids: tuple[int, ...],
-    reason: str | None,
-    code: str | None,
-    message: str | None,
-    cached: int,
-) -> StepOutput:
-    if code is not None and code not in CODES:
-        raise ValueError(code)
-    return StepOutput(
-        request_id=request_id,
-        token_ids=tuple(token_ids),
-        reason=FinishReason(reason) if reason else None,
-        error_code=code,
-        error_message=message,
-        num_cached_tokens=cached,
-    )
+def _made(kind: type[Any], values: Any) -> Any:
+    """An object of this class with these fields."""
+    pairs = zip(_plans(kind), _listed(values), strict=True)
+    return kind(**{name: convert(value) for (name, convert), value in pairs})
 
 
-def _submission(fields: dict[str, Any]) -> Submission:
-    params = TokenParams(**fields.pop("params"))
-    return Submission(params=params, **fields)
+def _exactly(*kinds: type[Any] | None) -> Callable[[Any], Any]:
+    """A check that a value is of one of these very types: True is no number here."""
+    allowed = {type(None) if kind is None else kind for kind in kinds}
+
+    def check(value: Any) -> Any:
+        if type(value) not in allowed:
+            raise TypeError(f"{type(value).__name__} where {kinds} should stand")
+        return value
+
+    return check
+
+
+def _integers(value: Any) -> Any:
+    if not set(map(type, _listed(value))) <= {int}:
+        raise TypeError("not a list of integers")
+    return value
+
+
+def _listed(value: Any) -> tuple[Any, ...]:
+    if type(value) is not tuple:
+        raise TypeError("not a list")
+    return value
+
+
+def _code(value: Any) -> Any:
+    if value not in CODES:
+        raise ValueError("an unknown error code")
+    return value
+
+
+_CONVERT: dict[Any, Callable[[Any], Any]] = {
+    int: _exactly(int),
+    str: _exactly(str),
+    float: _exactly(int, float),
+    int | None: _exactly(int, None),
+    str | None: _exactly(str, None),
+    tuple[int, ...]: _integers,
+    FinishReason | None: lambda value: None if value is None else FinishReason(value),
+    tuple[StepOutput, ...]: lambda values: tuple(_made(StepOutput, each) for each in _listed(values)),
+}
+_CODES: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
+    (Refused, "code"): _code,
+    (StepOutput, "error_code"): lambda value: None if value is None else _code(value),
+}
+_PLANS: dict[type[Any], list[tuple[str, Callable[[Any], Any]]]] = {}
+
+
+def _plans(kind: type[Any]) -> list[tuple[str, Callable[[Any], Any]]]:
+    """Each field's name and what checks and converts it; made once a class."""
+    if kind not in _PLANS:
+        _PLANS[kind] = [(each.name, _plan(kind, each.name, each.type)) for each in fields(kind)]
+    return _PLANS[kind]
+
+
+def _plan(kind: type[Any], name: str, declared: Any) -> Callable[[Any], Any]:
+    if (kind, name) in _CODES:
+        return _CODES[kind, name]
+    if is_dataclass(declared) and isinstance(declared, type):
+        return lambda value: _made(declared, value)
+    return _CONVERT[declared]

@@ -2,14 +2,16 @@
 """Starts the engine's process, watches it and starts it again: a crash or a hang is a pause, not an end.
 
 Invariant: at most one engine process of ours is alive, and none after `close`. It never touches requests;
-whoever holds them sees a new `engine_id` in the next Ready and submits them again.
+whoever holds them is told by `on_end`, sees a new `engine_id` in the next Ready and submits them again.
+The child reads the end of its standard input as the end of this process.
 """
 
 import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 
@@ -48,17 +50,21 @@ class Supervisor:
         self._start_timeout_s = start_timeout_s
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
-        self._heard_at: float | None = None
-        self._started_at = 0.0
+        self._is_closing = asyncio.Event()
+        self._on_end: Callable[[], None] = lambda: None
+        self._has_been_heard = False
+        self._heard_at = self._started_at = 0.0
         self._num_starts = 0
         self._num_hangs = 0
 
-    def start(self) -> None:
-        """Begin to keep the process alive."""
+    def start(self, on_end: Callable[[], None]) -> None:
+        """Begin to keep the process alive; `on_end` is called each time that it has ended."""
+        self._on_end = on_end
         self._task = asyncio.create_task(self._keep(), name="engine supervisor")
 
     def heard(self) -> None:
         """The engine gave a sign of life."""
+        self._has_been_heard = True
         self._heard_at = monotonic()
 
     def snapshot(self) -> SupervisorSnapshot:
@@ -68,56 +74,76 @@ class Supervisor:
 
     async def close(self) -> None:
         """Stop the process, politely first, and keep it stopped."""
+        self._is_closing.set()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self._stop()
+            await self._task
 
     async def _keep(self) -> None:
+        """Start, watch, wait, again; leaves no process behind when it returns."""
         pause_s = BACKOFF_S_MIN
-        while True:
-            await self._spawn()
-            await self._watch()
-            lived_s = monotonic() - self._started_at
-            pause_s = BACKOFF_S_MIN if lived_s > STABLE_S else min(pause_s * 2, BACKOFF_S_MAX)
-            await asyncio.sleep(pause_s)
+        while not self._is_closing.is_set():
+            self._process = await self._spawn()
+            if self._process is not None:
+                await self._watch(self._process)
+            pause_s = BACKOFF_S_MIN if monotonic() - self._started_at > STABLE_S else pause_s * 2
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_closing.wait(), min(pause_s, BACKOFF_S_MAX))
 
-    async def _spawn(self) -> None:
-        self._started_at, self._heard_at = monotonic(), None
+    async def _spawn(self) -> asyncio.subprocess.Process | None:
+        """Start the process; None when the machine could not."""
+        self._started_at = self._heard_at = monotonic()
+        self._has_been_heard = False
         self._num_starts += 1
-        # Its own session: Ctrl-C at the terminal is the gateway's to handle, which then stops the engine.
-        self._process = await asyncio.create_subprocess_exec(*self._command, start_new_session=True)
-        _log.info("engine_started", extra={"pid": self._process.pid, "num_starts": self._num_starts})
+        try:
+            # Its own session: Ctrl-C at the terminal is the gateway's to handle, which then stops the engine.
+            process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=asyncio.subprocess.PIPE, start_new_session=True
+            )
+        except OSError as error:
+            _log.error("engine_cannot_start", extra={"reason": error.strerror, "num_starts": self._num_starts})
+            return None
+        _log.info("engine_started", extra={"pid": process.pid, "num_starts": self._num_starts})
+        return process
 
-    async def _watch(self) -> None:
-        """Return when the process has ended, by itself or killed for its silence."""
-        assert self._process is not None
-        ended = asyncio.ensure_future(self._process.wait())
-        while not ended.done():
-            await asyncio.wait({ended}, timeout=WATCH_S)
-            if not ended.done() and self._is_silent():
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Return when the process has ended: by itself, killed for its silence, or stopped by `close`."""
+        ended = asyncio.create_task(process.wait())
+        closing = asyncio.create_task(self._is_closing.wait())
+        looked_at = monotonic()
+        while not ended.done() and not closing.done():
+            await asyncio.wait({ended, closing}, timeout=WATCH_S, return_when=asyncio.FIRST_COMPLETED)
+            now = monotonic()
+            # Silence while this process itself stood still is not the engine's.
+            self._heard_at += max(0.0, now - looked_at - 2 * WATCH_S)
+            looked_at = now
+            if not ended.done() and self._is_silent(now):
                 self._num_hangs += 1
-                _log.error("engine_hangs", extra={"pid": self._process.pid})
-                self._process.kill()
+                _log.error("engine_hangs", extra={"pid": process.pid})
+                process.kill()
                 await ended
-        _log.warning("engine_ended", extra={"pid": self._process.pid, "status": ended.result()})
+        closing.cancel()
+        if not ended.done():
+            await _stop(process)
+        else:
+            _log.warning("engine_ended", extra={"pid": process.pid, "status": await ended})
+        self._on_end()
 
-    def _is_silent(self) -> bool:
-        if self._heard_at is None:
-            return monotonic() - self._started_at > self._start_timeout_s
-        return monotonic() - self._heard_at > self._hang_timeout_s
+    def _is_silent(self, now: float) -> bool:
+        limit_s = self._hang_timeout_s if self._has_been_heard else self._start_timeout_s
+        return now - self._heard_at > limit_s
 
-    async def _stop(self) -> None:
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """SIGTERM, and after a while SIGKILL; returns when the process has ended."""
+    with suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGCONT)  # a stopped process takes no other signal
-        try:
-            await asyncio.wait_for(process.wait(), STOP_S)
-        except TimeoutError:
+    try:
+        await asyncio.wait_for(process.wait(), STOP_S)
+    except TimeoutError:
+        with suppress(ProcessLookupError):
             process.kill()
-            await process.wait()
+        await process.wait()
 
 
 def engine_command(*arguments: str) -> tuple[str, ...]:
