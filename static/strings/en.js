@@ -11,8 +11,8 @@ export default {
   greetingNote: "Ask anything, or begin with one of these.",
   suggestions: [
     { title: "Explain", text: "Why is the sky blue? Explain it to a ten-year-old." },
-    { title: "Write", text: "Write a short poem about a harbour at night." },
-    { title: "Plan", text: "Give me five ideas for a rainy Sunday, as a list." },
+    { title: "Write", text: "Tell me a short story about a fisherman and his boat." },
+    { title: "Ask", text: "What are the benefits of drinking tea?" },
     { title: "Code", text: "Write a Python function that checks whether a word is a palindrome." },
   ],
   youSaid: "You said",

@@ -11,8 +11,8 @@ export default {
   greetingNote: "随便问，或者从这里开始。",
   suggestions: [
     { title: "讲解", text: "天空为什么是蓝色的？请讲给十岁的孩子听。" },
-    { title: "写作", text: "写一首关于夜晚海港的短诗。" },
-    { title: "计划", text: "列出五个适合下雨的星期天做的事情。" },
+    { title: "写作", text: "讲一个关于渔夫和他的小船的短故事。" },
+    { title: "提问", text: "喝茶有什么好处？" },
     { title: "编程", text: "用 Python 写一个函数，判断一个单词是不是回文。" },
   ],
   youSaid: "你说",

@@ -11,8 +11,8 @@ export default {
   greetingNote: "隨便問，或者從這裏開始。",
   suggestions: [
     { title: "講解", text: "天空為什麼是藍色的？請講給十歲的孩子聽。" },
-    { title: "寫作", text: "寫一首關於夜晚海港的短詩。" },
-    { title: "計劃", text: "列出五件適合下雨的星期天做的事情。" },
+    { title: "寫作", text: "講一個關於漁夫和他的小船的短故事。" },
+    { title: "提問", text: "喝茶有什麼好處？" },
     { title: "編程", text: "用 Python 寫一個函數，判斷一個單詞是不是迴文。" },
   ],
   youSaid: "你說",
