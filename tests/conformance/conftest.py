@@ -53,11 +53,19 @@ class House:
         self.peers.append(peer)
         return peer
 
-    async def settles(self):
-        """Wait until nobody is here and nothing runs; the test fails if that does not come."""
+    async def until(self, is_so):
+        """Wait for what no event of ours tells; the test fails if it does not come."""
         async with asyncio.timeout(5):
-            while self.generator.running or self.drain.num_members:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+            while not is_so():  # noqa: ASYNC110 - said above
+                await asyncio.sleep(0.002)
+
+    async def runs(self, count=1):
+        """Wait until so many answers are being made."""
+        await self.until(lambda: len(self.generator.running) >= count)
+
+    async def settles(self):
+        """Wait until nobody is here and nothing runs."""
+        await self.until(lambda: not (self.generator.running or self.drain.num_members))
 
 
 @pytest.fixture

@@ -113,9 +113,7 @@ async def test_who_leaves_is_stopped(serve, client_of, stream):
     """The slot is free at once, though nobody cancelled by name."""
     house = await serve(generator=FakeGenerator("a", "b", is_held=True))
     asking = asyncio.create_task(_read(client_of(house), stream))
-    async with asyncio.timeout(5):
-        while not house.generator.running:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await house.runs()
     house.generator.release()
     await asyncio.sleep(0)
     asking.cancel()

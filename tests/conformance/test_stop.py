@@ -24,9 +24,7 @@ async def test_turns_end_and_everyone_is_told(serve):
     house = await serve(generator=FakeGenerator("Par", "is", is_held=True), drain_s=10)
     idle, busy = await house.greeted(), await house.greeted("/chat")
     busy.say("hi")
-    async with asyncio.timeout(5):
-        while not house.generator.running:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await house.runs()
     stopping = await stop(house)
     async with httpx.AsyncClient() as client:
         ready = await client.get(f"{house.http}/readyz")
@@ -54,9 +52,7 @@ async def test_the_deadline_cuts_but_never_without_a_word(serve):
         asking = asyncio.create_task(
             client.post(f"{house.http}/v1/chat/completions", json={**ASK, "stream": True})
         )
-        async with asyncio.timeout(5):
-            while len(house.generator.running) < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await house.runs(2)
         house.generator.release(2)
         stopping = await stop(house)
         assert await busy.close_code() == 1012
@@ -70,9 +66,7 @@ async def test_a_second_signal_is_quick(serve):
     house = await serve(generator=FakeGenerator("a", is_held=True), drain_s=600)
     busy = await house.greeted("/chat")
     busy.say("hi")
-    async with asyncio.timeout(5):
-        while not house.generator.running:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await house.runs()
     stopping = await stop(house)
     house.server.handle_exit(signal.SIGTERM, None)
     assert await busy.close_code() == 1012

@@ -4,7 +4,10 @@
 import asyncio
 import json
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -71,9 +74,6 @@ async def test_a_second_signal_is_quick(server):
 
 def test_a_busy_port_is_one_line(server, smollm2, sampan_home, tmp_path):
     """A second server on the same port says so, and does not start an engine."""
-    import subprocess  # noqa: PLC0415 - this test alone runs a command to its end
-    import sys  # noqa: PLC0415 - as above
-
     command = [
         sys.executable,
         "-m",
@@ -93,6 +93,4 @@ def test_a_busy_port_is_one_line(server, smollm2, sampan_home, tmp_path):
 
 
 def _is_alive(pid):
-    from pathlib import Path  # noqa: PLC0415 - as above
-
     return Path(f"/proc/{pid}").exists()
