@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ import websockets
 from websockets.sync.client import connect
 
 from server.core.config import load_config
+from server.gateway.http.assets import read_assets
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
@@ -168,3 +170,22 @@ def test_no_secret_and_no_text_in_the_log(start_server, smollm2):
         for text in (server.log_text(), metrics, *(reply.text for reply in replies)):
             assert f"SECRET{number}" not in text
     assert "SECRET4" not in server.log_text() + metrics
+
+
+def test_an_installed_wheel_has_all_it_needs(tmp_path):
+    """The wheel carries the page and the command: an installation serves what a checkout serves."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    code = (
+        "from server.cli import main; from server.gateway.http.assets import read_assets, static_folder;"
+        "print(sorted(read_assets(static_folder()))); raise SystemExit(main(['--version']))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[0] == str(sorted(read_assets(ROOT / "static")))
+    assert "server.cli:main" in (next((tmp_path / "site").glob("*.dist-info")) / "entry_points.txt").read_text()
