@@ -5,11 +5,11 @@
  * Owns when to open, when to give up and how long to wait. Invariant: at most one socket is alive, and what an
  * older one still says is not heard. It must never read what the frames mean, and never retry without jitter.
  *
- *     idle        start  → connecting, or offline
+ *     idle        start  → connecting
  *     connecting  opened → open          closed, handshake too long → waiting, offline or stopped
  *     open        closed, no answer to a probe → waiting, offline or stopped
  *     waiting     deadline, retry, visible, online → connecting
- *     offline     online, retry → connecting
+ *     offline     online, retry, deadline → connecting (a browser that says "offline" may still reach its own machine)
  *     stopped     retry → connecting
  *     any         restart → connecting at once with a new socket;  stop → idle
  */
@@ -64,7 +64,7 @@ export class ConnectionMachine {
   snapshot() {
     return {
       state: this.state,
-      retryAt: this.state === "waiting" ? this._retryAt : null,
+      retryAt: this.state === "waiting" ? this._retryAt : null, // offline, the network decides, and no countdown
       closeCode: this._closeCode,
       troubledSince: this._troubledSince,
     };
@@ -80,7 +80,7 @@ export class ConnectionMachine {
   handleTimeout(now) {
     const deadline = this.nextDeadline();
     if (deadline === null || now < deadline) return [];
-    if (this.state === "waiting") return this._open(now);
+    if (this.state === "waiting" || this.state === "offline") return this._open(now);
     if (this.state === "connecting") return this._drop(now);
     if (this._probedAt !== null) return this._drop(now);
     return this._probe(now);
@@ -89,7 +89,7 @@ export class ConnectionMachine {
   /** When `handleTimeout` has something to do, or null. */
   nextDeadline() {
     const limits = this._limits;
-    if (this.state === "waiting") return this._retryAt;
+    if (this.state === "waiting" || this.state === "offline") return this._retryAt;
     if (this.state === "connecting") return this._startedAt + limits.handshakeMs;
     if (this.state !== "open") return null;
     if (this._probedAt !== null) return this._probedAt + limits.probeMs;
@@ -135,11 +135,9 @@ export class ConnectionMachine {
     this.socket += 1; // whatever the old one says from now on is not heard
     if (!isRetryable(code)) {
       this.state = "stopped";
-    } else if (!this._isOnline) {
-      this.state = "offline";
     } else {
-      const window = Math.min(backoffMaxMs, backoffFirstMs * 2 ** this._numFailures);
-      this.state = "waiting";
+      const window = this._isOnline ? Math.min(backoffMaxMs, backoffFirstMs * 2 ** this._numFailures) : backoffMaxMs;
+      this.state = this._isOnline ? "waiting" : "offline";
       this._retryAt = now + this._retryAfterMs + backoffFloorMs + this._random() * (window - backoffFloorMs);
       this._numFailures = Math.min(this._numFailures + 1, 16);
     }
@@ -151,11 +149,7 @@ export class ConnectionMachine {
 /** What each input does, by its `type`; a method of the machine. */
 const INPUTS = {
   start(_input, now) {
-    if (this.state !== "idle") return [];
-    if (this._isOnline) return this._open(now);
-    this.state = "offline";
-    this._troubledSince ??= now;
-    return [];
+    return this.state === "idle" ? this._open(now) : [];
   },
 
   opened(_input, now) {

@@ -131,7 +131,12 @@ function codeTree(code, language) {
   return node("div", { class: "code-block" }, head, node("pre", { dir: "ltr", tabindex: "0" }, node("code", null, code)));
 }
 
-function readHeading(lines, at, isOpen) {
+/** The outermost block finds its direction from all its text; what is inside follows it. */
+function direction(depth) {
+  return depth === 0 ? { dir: "auto" } : {};
+}
+
+function readHeading(lines, at, isOpen, depth) {
   const line = lines[at].trim();
   const level = HEADING.exec(line)[1].length;
   let end = line.length;
@@ -140,7 +145,7 @@ function readHeading(lines, at, isOpen) {
   const text = line.slice(level, hasTail ? end : line.length).trim();
   const inline = parseInline(text, { isOpen: isOpen && at === lines.length - 1 });
   // A page and a message have headings of their own above these.
-  return { tree: node(`h${Math.min(level + 2, 6)}`, { dir: "auto" }, ...inline), end: at + 1 };
+  return { tree: node(`h${Math.min(level + 2, 6)}`, direction(depth), ...inline), end: at + 1 };
 }
 
 function readRule(_lines, at) {
@@ -152,7 +157,7 @@ function readQuote(lines, at, isOpen, depth) {
   while (end < lines.length && QUOTE.test(lines[end])) end += 1;
   const inside = lines.slice(at, end).map((line) => line.replace(QUOTE, ""));
   const kids = treesOf(inside, isOpen && end === lines.length, depth + 1);
-  return { tree: node("blockquote", { dir: "auto" }, ...kids), end };
+  return { tree: node("blockquote", direction(depth), ...kids), end };
 }
 
 function treesOf(lines, isOpen, depth) {
@@ -171,8 +176,8 @@ function readList(lines, at, isOpen, depth) {
   }
   const kids = items.map((item) => itemTree(item.lines, isOpen && item.isLast, depth));
   const start = Number.parseInt(marker, 10);
-  const attrs = isOrdered && start !== 1 ? { dir: "auto", start: String(start) } : { dir: "auto" };
-  return { tree: node(isOrdered ? "ol" : "ul", attrs, ...kids), end };
+  const first = isOrdered && start !== 1 ? { start: String(start) } : {};
+  return { tree: node(isOrdered ? "ol" : "ul", { ...direction(depth), ...first }, ...kids), end };
 }
 
 function isSibling(line, indent, isOrdered) {
@@ -211,8 +216,8 @@ function itemTree(lines, isOpen, depth) {
   const text = task ? [lines[0].slice(task[0].length), ...lines.slice(1)] : lines;
   const kids = treesOf(text, isOpen, depth + 1);
   if (kids[0]?.tag === "p") kids.splice(0, 1, ...kids[0].kids);
-  if (!task) return node("li", { dir: "auto" }, ...kids);
-  return node("li", { dir: "auto", class: "task" }, task[1] === " " ? "☐ " : "☑ ", ...kids);
+  if (!task) return node("li", null, ...kids);
+  return node("li", { class: "task" }, task[1] === " " ? "☐ " : "☑ ", ...kids);
 }
 
 function indentOf(line) {
@@ -246,7 +251,7 @@ function isTableHead(lines, at) {
   return isEven && lines[at + 1].includes("-") && delimiters.every((cell) => DELIMITER.test(cell));
 }
 
-function readTable(lines, at, isOpen) {
+function readTable(lines, at, isOpen, depth) {
   const head = cellsOf(lines[at]);
   const aligns = cellsOf(lines[at + 1]).map(alignOf);
   let end = at + 2;
@@ -256,7 +261,7 @@ function readTable(lines, at, isOpen) {
   const body = rows.map((cells, row) =>
     rowTree("td", aligns, aligns.map((_, column) => cells[column] ?? ""), isGrowing && row === rows.length - 1),
   );
-  const table = node("table", null, node("thead", null, rowTree("th", aligns, head, false)), node("tbody", null, ...body));
+  const table = node("table", direction(depth), node("thead", null, rowTree("th", aligns, head, false)), node("tbody", null, ...body));
   return { tree: node("div", { class: "table-scroll", tabindex: "0" }, table), end };
 }
 
@@ -267,7 +272,7 @@ function alignOf(delimiter) {
 
 function rowTree(tag, aligns, cells, isOpen) {
   const trees = cells.map((cell, column) => {
-    const attrs = { dir: "auto" };
+    const attrs = {};
     if (tag === "th") attrs.scope = "col";
     if (aligns[column]) attrs.class = aligns[column];
     return node(tag, attrs, ...parseInline(cell, { isOpen }));
@@ -282,7 +287,7 @@ function readParagraph(lines, at, isOpen, depth) {
   const isGrowing = isOpen && end === lines.length;
   if (isGrowing) dropUndecided(inside);
   if (inside.length === 0) return { tree: null, end };
-  return { tree: node("p", { dir: "auto" }, ...parseInline(inside.join("\n"), { isOpen: isGrowing })), end };
+  return { tree: node("p", direction(depth), ...parseInline(inside.join("\n"), { isOpen: isGrowing })), end };
 }
 
 /** Take off the last lines of a growing paragraph that may turn out to begin something else. */

@@ -71,9 +71,13 @@ class Page {
     addEventListener("pagehide", () => this._save());
     this._document.addEventListener("visibilitychange", () => this._document.hidden && this._save());
     // Where a keyboard covers the page instead of shrinking it, what can be seen tells how tall we are.
-    const root = this._document.documentElement;
-    const fit = () => root.style.setProperty("--seen-height", `${visualViewport.height}px`);
-    globalThis.visualViewport?.addEventListener("resize", fit);
+    globalThis.visualViewport?.addEventListener("resize", () => this._fit(visualViewport));
+  }
+
+  _fit({ height, offsetTop, scale }) {
+    if (scale > 1.01) return; // someone looks closer: the page stays as it is
+    this._document.documentElement.style.setProperty("--seen-height", `${height}px`);
+    if (offsetTop > 0) scrollTo(0, 0);
   }
 
   _asked(ask) {

@@ -42,7 +42,7 @@ export class ChatView {
     this._words = words;
     this._pageLanguage = pageLanguage;
     this._announcer.words = words;
-    this._list.setAttribute("aria-label", words.conversation);
+    this._scroller.setAttribute("aria-label", words.conversation);
     this._pill.setAttribute("aria-label", words.newest);
     this._pill.setAttribute("title", words.newest);
     this._composer.setWords(words);
@@ -55,6 +55,7 @@ export class ChatView {
   /** Show a state: {messages, phase, now}. */
   render(state) {
     const before = this._state;
+    const wasEmpty = this._views.size === 0;
     this._state = state;
     const keys = new Set(state.messages.map((message) => message.key));
     for (const [key, view] of this._views) if (!keys.has(key)) this._remove(key, view);
@@ -70,6 +71,8 @@ export class ChatView {
     this._welcome.hidden = state.messages.length > 0;
     this._composer.update({ canSend: canAsk, canStop: state.phase !== "idle" && state.phase !== "stopping" });
     if (before.phase !== state.phase) this._status.textContent = canAsk ? "" : this._words.answering;
+    if (state.messages.length === 0) this._follower.rest();
+    else if (wasEmpty) this._follower.enter();
     this._follower.place();
   }
 
@@ -90,8 +93,10 @@ export class ChatView {
   _build(root) {
     const document = this._document;
     this._welcome = element(document, "div", { class: "welcome" });
-    this._list = element(document, "div", { class: "messages", role: "log", "aria-live": "off" });
-    this._scroller = element(document, "div", { class: "scroller", tabindex: "0" }, this._welcome, this._list);
+    this._list = element(document, "div", { class: "messages" });
+    // A log that is not live: what is new in it is read out, in sentences, by the announcer.
+    const log = { class: "scroller", role: "log", "aria-live": "off", tabindex: "0" };
+    this._scroller = element(document, "div", log, this._welcome, this._list);
     this._pill = element(document, "button", { type: "button", class: "pill", hidden: true }, icon(document, "down"));
     const view = element(document, "div", { class: "thread" }, this._scroller, this._pill);
     root.append(view, this._composer.element, this._status, this._announcer.element);

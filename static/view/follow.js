@@ -7,7 +7,7 @@
  *
  *     following  the new answer stays in view until its first line reaches the top; then → free
  *     pinned     the end stays in view, as the reader asked for it
- *     free       nothing moves
+ *     free       nothing moves; so it begins
  *     up: wheel, touch, key or scroll bar → free    sent → following    jump, scrolled to the end → pinned
  */
 
@@ -17,7 +17,7 @@ const MARGIN_ABOVE = 12;
 
 export class FollowRule {
   constructor() {
-    this.mode = "pinned";
+    this.mode = "free";
     this._seen = { top: 0, height: 0, client: 0 };
     this._ownTop = null;
   }
@@ -83,6 +83,16 @@ export class Follower {
   /** Whether the end is out of sight. */
   get isAway() {
     return !this._rule.isNearEnd;
+  }
+
+  /** Begin with a conversation that is there already, at its end; unless the reader has just begun it. */
+  enter() {
+    if (this._rule.mode === "free") this._rule.jumped();
+  }
+
+  /** Nothing is there to follow. */
+  rest() {
+    this._rule.mode = "free";
   }
 
   sent() {

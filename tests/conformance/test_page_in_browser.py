@@ -296,6 +296,29 @@ async def test_a_reader_is_not_moved(serve, open_page):
     assert await tab.evaluate("document.querySelector('.pill').hidden")
 
 
+async def test_it_opens_at_the_start_and_returns_to_the_end(serve, open_page):
+    """On a small screen a new reader sees the greeting, and one who comes back the last answer."""
+    house = await serve("word " * 400)
+    tab = await open_page(house, width=320, height=400)
+    assert await tab.evaluate(f"{SCROLLER}.scrollHeight > {SCROLLER}.clientHeight")
+    assert await tab.evaluate(f"{SCROLLER}.scrollTop") == 0
+    await ask(tab, "go")
+    await answered(tab)
+    await tab.go(f"{house.http}/")
+    gap = f"{SCROLLER}.scrollHeight - {SCROLLER}.clientHeight - {SCROLLER}.scrollTop"
+    await tab.wait(f"{SCROLLER}.scrollTop > 100 && {gap} < 2")
+
+
+async def test_right_to_left_text_runs_from_the_right(serve, open_page):
+    """A list's marks and a table's columns follow the language of what is in them."""
+    house = await serve("1. أولا\n2. ثانيا\n\n| ا | ب |\n|---|---|\n| 1 | 2 |\n\n> كلام\n\nPlain.")
+    tab = await open_page(house)
+    await ask(tab, "go")
+    await answered(tab)
+    blocks = f"[...{LAST}.querySelectorAll('ol, li, table, blockquote, p')]"
+    assert await tab.evaluate(f"{blocks}.map((each) => getComputedStyle(each).direction)") == ["rtl"] * 6 + ["ltr"]
+
+
 async def test_a_reload_brings_the_conversation_back(serve, open_page):
     """History is the browser's; a new session is told of it when it is asked. A new chat erases it."""
     house = await serve("fine")

@@ -135,15 +135,17 @@ test("a handshake that takes too long is given up", () => {
   assert.equal(made.state, "waiting");
 });
 
-test("without a network it does not try, and with one it does at once", () => {
-  const made = machine({ isOnline: false });
-  assert.deepEqual(made.handle({ type: "start" }, 0), []);
-  assert.equal(made.state, "offline");
-  assert.equal(made.nextDeadline(), null);
+test("without a network it tries seldom, as its server may be near, and with one at once", () => {
+  const made = machine({ isOnline: false, random: () => 0.75 });
+  assert.equal(made.handle({ type: "start" }, 0)[0].type, "open");
+  lose(made, 100);
+  assert.deepEqual([made.state, made.snapshot().retryAt], ["offline", null]);
+  assert.equal(made.nextDeadline(), 100 + 500 + 0.75 * 19_500);
   assert.equal(made.handle({ type: "network", isOnline: true }, 5_000)[0].type, "open");
   made.handle({ type: "network", isOnline: false }, 5_100);
   lose(made, 5_200);
   assert.equal(made.state, "offline");
+  assert.equal(made.handleTimeout(made.nextDeadline())[0].type, "open");
 });
 
 test("a loss of the network does not close a socket that may live through it", () => {

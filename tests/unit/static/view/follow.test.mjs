@@ -10,6 +10,7 @@ const CLIENT = 500;
 /** A rule over `height` pixels, at the end. */
 function atEnd(height = 2_000) {
   const rule = new FollowRule();
+  rule.jumped();
   rule.place({ top: 0, height, client: CLIENT }, null);
   rule.scrolled({ top: height - CLIENT, height, client: CLIENT });
   return rule;
@@ -20,6 +21,10 @@ test("at the end it stays at the end, as content and window change", () => {
   assert.equal(rule.place({ top: 1_500, height: 2_100, client: CLIENT }, null), 1_600);
   rule.scrolled({ top: 1_600, height: 2_100, client: CLIENT });
   assert.equal(rule.place({ top: 1_600, height: 2_100, client: 300 }, null), 1_800);
+});
+
+test("it begins where it is", () => {
+  assert.equal(new FollowRule().place({ top: 0, height: 2_000, client: CLIENT }, null), null);
 });
 
 test("where it is already, it does not scroll", () => {
@@ -88,6 +93,7 @@ test("asked for, the end stays in view however long the answer grows", () => {
 
 test("where all is in view there is no up", () => {
   const rule = new FollowRule();
+  rule.jumped();
   rule.place({ top: 0, height: 400, client: CLIENT }, null);
   rule.movedUp();
   assert.equal(rule.mode, "pinned");
