@@ -316,7 +316,8 @@ async def test_right_to_left_text_runs_from_the_right(serve, open_page):
     await ask(tab, "go")
     await answered(tab)
     blocks = f"[...{LAST}.querySelectorAll('ol, li, table, blockquote, p')]"
-    assert await tab.evaluate(f"{blocks}.map((each) => getComputedStyle(each).direction)") == ["rtl"] * 6 + ["ltr"]
+    ways = await tab.evaluate(f"{blocks}.map((each) => getComputedStyle(each).direction)")
+    assert ways == ["rtl"] * 6 + ["ltr"]
 
 
 async def test_a_reload_brings_the_conversation_back(serve, open_page):
