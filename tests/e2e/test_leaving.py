@@ -56,8 +56,8 @@ async def test_two_hundred_who_vanish_leave_nothing(server_process):
     for seed, num_clients in ((1, 50), (2, NUM_CLIENTS)):
         await crowd(server, seed, num_clients)
         wait_until(lambda: metric(server, "sampan_sockets_open") == 0)
-        # Within 2 s of the last one's going, of which a heartbeat may take one.
-        wait_until(lambda: metric(server, "sampan_running_rows") == 0, seconds=3)
+        # Two seconds on a free machine, of which a heartbeat takes one; a busy one computes its step longer.
+        wait_until(lambda: metric(server, "sampan_running_rows") == 0, seconds=15)
         assert metric(server, "sampan_queue_length") == 0
         pids = (server.pid, engine)
         await asyncio.sleep(0.2)
