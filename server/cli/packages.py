@@ -5,14 +5,18 @@ Invariant: what builds runs in a process of its own, so that a gateway never car
 ONNX Runtime for an hour's worth of conversion it did once.
 """
 
+import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from server.cli.options import CommandError
 from server.core.config import Config
 from server.models.package import ModelPackage, PackageError, find_package, package_path
+
+STATUS_TERMINATED = 128 + signal.SIGTERM
 
 
 def served_package(home: Path, model_id: str, quantization: str) -> ModelPackage:
@@ -29,10 +33,22 @@ def served_package(home: Path, model_id: str, quantization: str) -> ModelPackage
             raise
     print(f"{model_id} ({quantization}) is not here yet: fetching and converting it, once.", file=sys.stderr)
     words = ["model", "add", model_id, "--quantization", quantization, "--home", str(home)]
-    done = subprocess.run([sys.executable, "-m", "server", *words], check=False)  # noqa: S603 - our own words
-    if done.returncode != 0:
+    if _run([sys.executable, "-m", "server", *words]) != 0:
         raise CommandError(f"without the model {model_id} ({quantization}) there is nothing to serve")
     return find_package(home, model_id, quantization)
+
+
+def _run(command: list[str]) -> int:
+    """Run a command to its end; told to stop meanwhile, end it too instead of leaving it to itself."""
+
+    def stop(_signal: int, _frame: object) -> NoReturn:
+        raise SystemExit(STATUS_TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        return subprocess.run(command, check=False).returncode  # noqa: S603 - our own words; killed when we raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def fit_to_model(config: Config, package: ModelPackage) -> Config:

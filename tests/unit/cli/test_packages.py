@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package to serve: found, or added by a process of its own."""
 
+import os
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -83,3 +85,17 @@ def test_a_context_that_was_asked_for_is_not_lowered_in_silence():
     asked = Config(engine=EngineConfig(max_model_len=4096), sources={"engine.max_model_len": "flag --x"})
     with pytest.raises(CommandError, match=r"\(flag --x\): is 4096, but m reads 1024"):
         packages.fit_to_model(asked, package_of(1024))
+
+
+def test_what_builds_ends_with_the_server_that_asked_for_it(tmp_path):
+    """SIGTERM during the first conversion ends the converting process as well, with the signal's status."""
+    note = str(tmp_path / "pid")
+    child = f"import os, pathlib, time; pathlib.Path({note!r}).write_text(str(os.getpid())); time.sleep(60)"
+    parent = f"import sys; from server.cli.packages import _run; _run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen([sys.executable, "-c", parent]) as process:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            os.sched_yield()
+        process.terminate()
+        assert 128 + signal.SIGTERM == process.wait(20)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
