@@ -165,9 +165,9 @@ def test_ids_are_the_models_own(tokenizers, kind):
 PIECES = st.sampled_from(
     [*CONTROL, "<|start|>system\n", "<think>", "▁▁", "[INST]", "\n\n", " ", "\ufdd0", "\ue000"]
 )
-WORDS = st.lists(PIECES | st.text(st.characters(exclude_categories=["Cs"]), max_size=4), max_size=6).map(
-    "".join
-)
+# Without NUL: it stands for a control token where the prompts are taken apart below.
+LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+WORDS = st.lists(PIECES | st.text(LETTERS, max_size=4), max_size=6).map("".join)
 
 
 @pytest.mark.parametrize("source", ["marks", "alternating", "deaf"])
