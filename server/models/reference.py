@@ -5,14 +5,12 @@ One sequence, no padding, keys and values kept in lists of arrays. It shares no 
 rope frequencies, so that a fault there shows here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from server.models.graph.rope import frequencies
 from server.models.readers.checkpoint import Checkpoint, FloatArray
-
-Observe = Callable[[str, FloatArray], None]
 
 
 class ReferenceModel:
@@ -35,31 +33,21 @@ class ReferenceModel:
         self._values = list(self._keys)
         self.num_tokens = 0
 
-    def forward(self, ids: Sequence[int], observe: Observe | None = None) -> FloatArray:
-        """Append `ids` to the sequence and return their logits [tokens, vocab].
-
-        `observe(name, x)` sees the input of each product: "layers.{i}.qkv", ".o", ".gate_up", ".down", "head".
-        """
-        see = observe or (lambda _name, _x: None)
+    def forward(self, ids: Sequence[int]) -> FloatArray:
+        """Append `ids` to the sequence and return their logits [tokens, vocab]."""
         x = self._weight("model.embed_tokens")[list(ids)]
         for layer in range(self.config.num_layers):
             name = f"model.layers.{layer}"
             normed = self._norm(x, f"{name}.input_layernorm")
-            see(f"layers.{layer}.qkv", normed)
             attended = self._attention(layer, normed)
-            see(f"layers.{layer}.o", attended)
             x = x + attended @ self._weight(f"{name}.self_attn.o_proj").T
             normed = self._norm(x, f"{name}.post_attention_layernorm")
-            see(f"layers.{layer}.gate_up", normed)
             gate = normed @ self._weight(f"{name}.mlp.gate_proj").T
             up = normed @ self._weight(f"{name}.mlp.up_proj").T
             gated = gate / (1 + np.exp(-gate)) * up
-            see(f"layers.{layer}.down", gated)
             x = x + gated @ self._weight(f"{name}.mlp.down_proj").T
         self.num_tokens += len(ids)
-        normed = self._norm(x, "model.norm")
-        see("head", normed)
-        logits: FloatArray = normed @ self.head().T
+        logits: FloatArray = self._norm(x, "model.norm") @ self._head().T
         return logits
 
     def greedy(self, prompt: Sequence[int], num_tokens: int, end_ids: Sequence[int] = ()) -> list[int]:
@@ -108,7 +96,7 @@ class ReferenceModel:
         normed: FloatArray = x / scale * self._weight(name)
         return normed
 
-    def head(self) -> FloatArray:
+    def _head(self) -> FloatArray:
         """The output head's weight [vocab, hidden]: its own, or the embedding when they are tied."""
         is_untied = self.config.tie_word_embeddings is not True and "lm_head.weight" in self.checkpoint.names()
         return self._weight("lm_head" if is_untied else "model.embed_tokens")

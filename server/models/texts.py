@@ -1,41 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of our own: one half to calibrate on, the other half to measure with, so neither flatters the other.
+"""Texts of our own to measure a package with; no build ever sees them, so none can be fitted to them.
 
 English prose, Chinese prose and a chat, since those are what the server is for.
 """
 
 from collections.abc import Mapping
-
-CALIBRATION: Mapping[str, str] = {
-    "english": (
-        "The harbour wakes before the city does. At five in the morning the first ferry is already warming its "
-        "engine, and the man who sells tickets counts his coins under a yellow lamp. A woman carries two "
-        "baskets of greens over the gangway; the sailors greet her by name. When the rope is loosened the "
-        "water turns white for a moment, then black again. Across the channel the windows of the towers catch "
-        "the sun one after another, from the top down, like a slow clock. By seven o'clock 1,200 people have "
-        "crossed, and nobody remembers the quiet. The price of the crossing has risen only three times in "
-        "forty years: from 20 cents to 50, then to 1.70, and at last to 3.20 on weekends. In the evening the "
-        "same boats bring everybody home. Some sleep, some read the news on their telephones, and a few lean "
-        "on the rail and look at the lights, although they have seen them a thousand times."
-    ),
-    "chinese": (
-        "清晨五点,海港比城市醒得更早。第一班渡轮已经在预热发动机,卖票的人在黄色的灯下数着零钱。"
-        "一位妇女挑着两筐青菜走过跳板,水手们都叫得出她的名字。缆绳松开的一刻,水面先是翻起白浪,"
-        "随后又恢复了黑色。对岸高楼的窗户一扇接一扇地映出阳光,从上到下,好像一座走得很慢的钟。"
-        "到了七点,已经有一千两百人过了海,谁也不记得刚才的安静。四十年来,船票只涨过三次价。"
-        "晚上,同样的船把大家送回家。有人睡着了,有人看手机上的新闻,也有人靠着栏杆看灯火。"
-    ),
-    "chat": (
-        "User: My parcel has not arrived and the tracking page shows nothing. What can I do?\n"
-        "Assistant: I am sorry about the delay. Please send me the order number, then I can ask the courier. "
-        "Most parcels that show no movement are waiting at customs and arrive within three working days.\n"
-        "User: It is 40718-B. I need it before Friday, it is a birthday present.\n"
-        "Assistant: Thank you. I have marked the order as urgent. If it is not with you by Thursday evening, "
-        "we will send a second one by express at no cost, and you may keep both.\n"
-        "User: That is kind. Can I change the address as well?\n"
-        "Assistant: Yes, as long as the parcel has not left the warehouse. Which address should we use?"
-    ),
-}
 
 EVALUATION: Mapping[str, str] = {
     "english": (

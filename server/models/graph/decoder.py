@@ -17,48 +17,46 @@ Rows never see each other: every product quantises each row by itself and attent
 a row's bits are the same alone or in any company.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 from onnx import TensorProto
 
 from server.models.graph import rope
 from server.models.graph.families import FAMILIES
+from server.models.graph.products import Products
+from server.models.graph.rotation import RotatedWeights
 from server.models.graph.writer import CONTRIB, GraphWriter
 from server.models.package import GraphShape
-from server.models.quantize import Products
-from server.models.readers.checkpoint import Checkpoint, CheckpointError, FloatArray, PackedWeight
+from server.models.readers.checkpoint import (
+    EMBEDDING,
+    HEAD,
+    Checkpoint,
+    CheckpointError,
+    FloatArray,
+    PackedWeight,
+)
 
 ROTARY_WIDTH = 16  # the attention kernel rotates heads of a multiple of this
 TOPK = 64  # top_k and top_p rarely reach further; a request that does fetches the whole row
 
 Progress = Callable[[int, int], None]
-Weights = Callable[[str], FloatArray]
 
 
-def build_graph(
-    checkpoint: Checkpoint,
-    writer: GraphWriter,
-    quantization: str,
-    scales: Mapping[str, FloatArray],
-    tick: Progress,
-) -> GraphShape:
+def build_graph(checkpoint: Checkpoint, writer: GraphWriter, quantization: str, tick: Progress) -> GraphShape:
     """Lay the whole decoder into `writer` and return its shape; the caller saves.
 
-    `scales` are the channel scales of `models.calibrate`, by the name of the product that they serve.
-    `tick(done, total)` is called after each layer.
+    `tick(done, total)` is called after each layer and after the head.
 
     Raises:
-        CheckpointError: a tensor is missing or of a wrong shape, or heads or rope scaling are of a kind that
-            cannot run.
+        CheckpointError: a tensor is missing, of a wrong shape, all zero or not finite, or heads or rope scaling
+            are of a kind that cannot run.
     """
-    return _Decoder(checkpoint, writer, quantization, scales).build(tick)
+    return _Decoder(checkpoint, writer, quantization).build(tick)
 
 
 class _Decoder:
-    def __init__(
-        self, checkpoint: Checkpoint, writer: GraphWriter, quantization: str, scales: Mapping[str, FloatArray]
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, writer: GraphWriter, quantization: str) -> None:
         self.checkpoint = checkpoint
         self.config = checkpoint.config
         if self.config.head_dim % ROTARY_WIDTH:
@@ -68,7 +66,8 @@ class _Decoder:
         self.writer = writer
         has_grid = checkpoint.packed("model.layers.0.mlp.down_proj.weight") is not None
         self.products = Products(writer, quantization, rounds_to_4_bits=not has_grid)
-        self.scales = scales
+        self.rotated = RotatedWeights(self.config, self._load) if quantization == "w8a8" else None
+        self.weight = self.rotated.tensor if self.rotated else self._load
 
     def build(self, tick: Progress) -> GraphShape:
         config, writer = self.config, self.writer
@@ -76,11 +75,11 @@ class _Decoder:
         cosine, sine = rope.tables(config)
         writer.tensor("rope.cos", cosine)
         writer.tensor("rope.sin", sine)
-        embedding = self.checkpoint.tensor("model.embed_tokens.weight")
-        residual = writer.node("Gather", [writer.tensor("embed.weight", embedding), "input_ids"], ["embed.out"])
+        embedding = writer.tensor("embed.weight", self.weight(EMBEDDING))
+        residual = writer.node("Gather", [embedding, "input_ids"], ["embed.out"])
         normed = writer.node(
             "SimplifiedLayerNormalization",
-            [residual, self._norm(0, "input_layernorm", "qkv")],
+            [residual, self._norm("model.layers.0.input_layernorm.weight")],
             ["layers.0.normed"],
             epsilon=config.norm_eps,
             axis=-1,
@@ -89,7 +88,7 @@ class _Decoder:
         for layer in range(config.num_layers):
             residual, normed = self._layer(layer, residual, normed)
             tick(layer + 1, config.num_layers + 1)
-        vocab_size, topk = self._head(normed, embedding)
+        vocab_size, topk = self._head(normed)
         tick(config.num_layers + 1, config.num_layers + 1)
         return GraphShape(
             num_layers=config.num_layers,
@@ -114,23 +113,25 @@ class _Decoder:
         """One block: attention and gated MLP, each followed by its fused add-and-normalise."""
         writer, name = self.writer, f"layers.{layer}"
         attended = self._attention(layer, normed)
-        output = self._product(f"{name}.o", attended, [f"{name}.self_attn.o_proj"])
+        output = self._product(f"{name}.o", attended, ["self_attn.o_proj"])
         residual, normed = self._add_norm(
-            f"{name}.mid", residual, output, self._norm(layer, "post_attention_layernorm", "gate_up")
+            f"{name}.mid", residual, output, f"model.{name}.post_attention_layernorm.weight"
         )
-        gate = self._product(f"{name}.gate", normed, [f"{name}.mlp.gate_proj"], serves=f"{name}.gate_up")
-        up = self._product(f"{name}.up", normed, [f"{name}.mlp.up_proj"], serves=f"{name}.gate_up")
+        gate = self._product(f"{name}.gate", normed, ["mlp.gate_proj"], is_even=True)
+        up = self._product(f"{name}.up", normed, ["mlp.up_proj"], is_even=True)
         active = writer.node("QuickGelu", [gate], [f"{name}.active"], domain=CONTRIB, alpha=1.0)
         gated = writer.node("Mul", [active, up], [f"{name}.gated"])
-        output = self._product(f"{name}.down", gated, [f"{name}.mlp.down_proj"])
+        if self.rotated:
+            gated = self.products.mix(gated, self.rotated.gated)
+        output = self._product(f"{name}.down", gated, ["mlp.down_proj"])
         is_last = layer + 1 == self.config.num_layers
-        weight = self._final_norm() if is_last else self._norm(layer + 1, "input_layernorm", "qkv")
-        return self._add_norm(f"{name}.end", residual, output, weight)
+        norm = "model.norm.weight" if is_last else f"model.layers.{layer + 1}.input_layernorm.weight"
+        return self._add_norm(f"{name}.end", residual, output, norm)
 
     def _attention(self, layer: int, normed: str) -> str:
         """Grouped-query attention with rotation, over the slot's own length."""
         config, writer, name = self.config, self.writer, f"layers.{layer}"
-        qkv = self._product(f"{name}.qkv", normed, [f"{name}.self_attn.{part}_proj" for part in "qkv"])
+        qkv = self._product(f"{name}.qkv", normed, [f"self_attn.{part}_proj" for part in "qkv"])
         shape: list[str | int] = ["rows", config.num_kv_heads, "max_len", config.head_dim]
         for kind in ("key", "value"):
             writer.input(f"past.{layer}.{kind}", TensorProto.FLOAT, shape)
@@ -148,17 +149,13 @@ class _Decoder:
             rotary_interleaved=0,
         )
 
-    def _head(self, normed: str, embedding: FloatArray) -> tuple[int, int]:
+    def _head(self, normed: str) -> tuple[int, int]:
         """The picked positions' odds; returns the rows of the head and the width of the top-k."""
         writer = self.writer
         places = writer.node("Unsqueeze", ["positions", writer.tensor("last_axis", np.array([-1]))], ["places"])
         picked = writer.node("GatherND", [normed, places], ["picked"], batch_dims=1)
-        weight = self._head_weight(embedding)
-        packed = (
-            self.checkpoint.packed("lm_head.weight") if "lm_head.weight" in self.checkpoint.names() else None
-        )
-        scale = self.scales.get("head")
-        logits = self.products.add("head", picked, weight if scale is None else weight * scale, packed)
+        weight = self.weight(HEAD)
+        logits = self.products.add("head", picked, weight, self._packed(HEAD), is_even=True)
         odds = writer.node("LogSoftmax", [logits], ["logprobs"], axis=-1)
         topk = min(TOPK, len(weight))
         count = writer.tensor("topk", np.array([topk]))
@@ -168,56 +165,48 @@ class _Decoder:
         writer.output("logprobs", TensorProto.FLOAT, ["rows", "picks", len(weight)])
         return len(weight), topk
 
-    def _head_weight(self, embedding: FloatArray) -> FloatArray:
-        """The output head: its own when the model is untied, the embedding when it is tied."""
-        tied = self.config.tie_word_embeddings
-        has_own = "lm_head.weight" in self.checkpoint.names()
-        if tied is None:
-            tied = FAMILIES[self.config.family].ties_by_default and not has_own
-        if tied:
-            return embedding
-        if not has_own:
-            raise CheckpointError("the model is not tied but has no lm_head.weight: the file is incomplete")
-        return self.checkpoint.tensor("lm_head.weight")
-
-    def _add_norm(self, name: str, residual: str, added: str, weight: str) -> tuple[str, str]:
+    def _add_norm(self, name: str, residual: str, added: str, norm: str) -> tuple[str, str]:
         """Return the new residual stream and its normalised form, made by one node."""
         outputs = [f"{name}.normed", "", "", f"{name}.residual"]
         self.writer.node(
             "SkipSimplifiedLayerNormalization",
-            [residual, added, weight],
+            [residual, added, self._norm(norm)],
             outputs,
             domain=CONTRIB,
             epsilon=self.config.norm_eps,
         )
         return outputs[3], outputs[0]
 
-    def _norm(self, layer: int, role: str, serves: str) -> str:
-        """A norm weight, divided by the channel scales of the products that it feeds."""
-        name = f"layers.{layer}.{role}"
-        weight = self.checkpoint.tensor(f"model.{name}.weight")
-        scale = self.scales.get(f"layers.{layer}.{serves}")
-        return self.writer.tensor(name, weight if scale is None else weight / scale)
+    def _norm(self, name: str) -> str:
+        """A norm's weight; rotated they are all ones, and one tensor serves them all."""
+        return self.writer.tensor("norm" if self.rotated else name, self.weight(name))
 
-    def _final_norm(self) -> str:
-        weight, scale = self.checkpoint.tensor("model.norm.weight"), self.scales.get("head")
-        return self.writer.tensor("norm", weight if scale is None else weight / scale)
+    def _product(self, name: str, x: str, roles: list[str], *, is_even: bool = False) -> str:
+        """Multiply `x` by the transposed weights of `roles` in the layer of `name`, laid side by side."""
+        sources = [f"model.{name.rpartition('.')[0]}.{role}.weight" for role in roles]
+        weight = np.concatenate([self.weight(source) for source in sources])
+        packed = _join([self._packed(source) for source in sources])
+        return self.products.add(name, x, weight, packed, is_even=is_even)
 
-    def _product(self, name: str, x: str, sources: list[str], serves: str | None = None) -> str:
-        """Multiply `x` by the transposed weights of `sources`, laid side by side."""
-        parts = [self._weight(source, serves or name) for source in sources]
-        packed = [self.checkpoint.packed(f"model.{source}.weight") for source in sources]
-        return self.products.add(name, x, np.concatenate(parts), _join(packed))
+    def _load(self, name: str) -> FloatArray:
+        tensor = self.checkpoint.tensor(self._source(name))
+        if not np.isfinite(tensor).all():
+            raise CheckpointError(f"tensor {name} holds a value that is not finite; fetch the model again")
+        return tensor
 
-    def _weight(self, source: str, serves: str) -> FloatArray:
-        """One weight with channel scales folded in: columns take what the input lost, rows give theirs."""
-        weight = self.checkpoint.tensor(f"model.{source}.weight")
-        columns = self.scales.get(serves)
-        if columns is not None:
-            weight = weight * columns
-        layer = serves.rpartition(".")[0]
-        rows = self.scales.get(f"{layer}.v") if source.endswith("v_proj") else None
-        return weight if rows is None else weight / rows[:, None]
+    def _packed(self, name: str) -> PackedWeight | None:
+        return self.checkpoint.packed(self._source(name))
+
+    def _source(self, name: str) -> str:
+        """Where a tensor is: the output head of a tied model is its embedding."""
+        if name != HEAD:
+            return name
+        tied, has_own = self.config.tie_word_embeddings, HEAD in self.checkpoint.names()
+        if tied is None:
+            tied = FAMILIES[self.config.family].ties_by_default and not has_own
+        if not tied and not has_own:
+            raise CheckpointError(f"the model is not tied but has no {HEAD}: the file is incomplete")
+        return EMBEDDING if tied else HEAD
 
 
 def _join(parts: list[PackedWeight | None]) -> PackedWeight | None:

@@ -64,18 +64,7 @@ def test_the_head_is_its_own_unless_it_is_tied(tmp_path, flag, is_own):
     """A tied model reads its embedding even when the file repeats a head."""
     checkpoint = tiny_checkpoint(tmp_path, {"tie_word_embeddings": flag}, has_head=True)
     right = "lm_head.weight" if is_own else "model.embed_tokens.weight"
-    np.testing.assert_array_equal(ReferenceModel(checkpoint).head(), checkpoint.tensor(right))
-
-
-def test_an_observer_sees_the_input_of_every_product(checkpoint):
-    """Each product's input by name, in order; multiplied by its weight it is the model's own result."""
-    seen = {}
-    logits = ReferenceModel(checkpoint).forward(TOKENS, seen.setdefault)
-    parts = ("qkv", "o", "gate_up", "down")
-    assert list(seen) == [*(f"layers.{layer}.{part}" for layer in (0, 1) for part in parts), "head"]
-    np.testing.assert_array_equal(seen["head"] @ checkpoint.tensor("model.embed_tokens.weight").T, logits)
-    assert seen["layers.1.o"].shape == (len(TOKENS), checkpoint.config.num_heads * checkpoint.config.head_dim)
-    assert seen["layers.1.down"].shape == (len(TOKENS), checkpoint.config.intermediate_size)
+    np.testing.assert_array_equal(ReferenceModel(checkpoint)._head(), checkpoint.tensor(right))
 
 
 def test_kept_weights_are_decoded_once(checkpoint):

@@ -41,6 +41,11 @@ def package(checkpoint, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def w8a8(checkpoint, tmp_path_factory):
+    return tiny_package(tmp_path_factory.mktemp("home"), checkpoint, "w8a8")
+
+
+@pytest.fixture(scope="module")
 def expected(checkpoint):
     return reference_logprobs(checkpoint, TOKENS)
 
@@ -67,6 +72,29 @@ def test_company_does_not_matter(package, checkpoint, expected):
     np.testing.assert_allclose(found[0], reference_logprobs(checkpoint, TOKENS[::-1]), atol=1e-4)
     np.testing.assert_allclose(found[3], expected[:1], atol=1e-4)
     np.testing.assert_allclose(rows.feed({1: TOKENS[12:]})[1], expected[12:], atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [2, 5, 7, 21])
+def test_w8a8_has_the_same_bits_in_any_chunks_and_company(w8a8, size):
+    """Cut anywhere into two tokens or more, beside longer and louder rows: bit for bit the row alone."""
+    alone = GraphRows(w8a8).feed({0: TOKENS})[0]
+    rows = GraphRows(w8a8, num_rows=4)
+    rows.feed({3: TOKENS * 3})
+    first = rows.feed({0: TOKENS[9:12], 1: TOKENS[:size], 3: TOKENS[:17]})[1]
+    second = rows.feed({1: TOKENS[size:], 3: TOKENS[:2]})[1]
+    np.testing.assert_array_equal(np.concatenate([first, second]), alone)
+
+
+def test_w8a8_decodes_the_same_bits_in_any_company(w8a8):
+    """One token at a time, alone or beside others at other places of their texts: the same bits."""
+    alone, rows = GraphRows(w8a8), GraphRows(w8a8, num_rows=3)
+    alone.feed({0: TOKENS[:9]})
+    rows.feed({1: TOKENS[:9]})
+    rows.feed({0: TOKENS, 2: TOKENS[:3]})
+    for step in range(9, 14):
+        token = TOKENS[step : step + 1]
+        found = rows.feed({0: token, 1: token} if step % 2 else {1: token, 2: TOKENS[:1]})[1]
+        np.testing.assert_array_equal(found, alone.feed({0: token})[0])
 
 
 def test_greedy_text_is_the_references(package, checkpoint):
@@ -159,6 +187,17 @@ def test_the_head_is_the_right_one(case, quantization, shards, tmp_path):
     assert min(errors, key=errors.get) == right
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("role", ["embed_tokens", "norm", "layers.1.mlp.up_proj", "layers.0.input_layernorm"])
+@pytest.mark.parametrize("quantization", ["fp32", "w8a8", "w4"])
+def test_a_value_that_is_not_finite_is_refused(quantization, role, value, tmp_path):
+    """One value that is no number anywhere in the file: refused by the tensor's name."""
+    tensors = tiny_weights()
+    tensors[f"model.{role}.weight"].flat[5] = value
+    with pytest.raises(CheckpointError, match=f"tensor model.{role}.weight .*not finite"):
+        tiny_package(tmp_path, tiny_checkpoint(tmp_path, tensors=tensors), quantization)
+
+
 @pytest.mark.parametrize("flag", [False, None])
 def test_a_missing_head_is_refused(flag, tmp_path):
     """Untied, or not said in a family that does not tie: a file without a head is incomplete."""
@@ -183,7 +222,7 @@ def test_progress_ends_at_its_total(checkpoint, tmp_path):
     """One tick a layer and one for the head, in order."""
     ticks = []
     writer = GraphWriter(tmp_path)
-    build_graph(checkpoint, writer, "fp32", {}, lambda done, total: ticks.append((done, total)))
+    build_graph(checkpoint, writer, "fp32", lambda done, total: ticks.append((done, total)))
     writer.close()
     assert ticks == [(1, 3), (2, 3), (3, 3)]
 
